@@ -94,7 +94,7 @@ def test_a_folder_is_made(tmp_path):
     (tmp_path / "later").mkdir()
     fit.judge(rule, 2.0)
     [line] = fit.said
-    assert "is a folder: save to a file in it; training goes on." in line
+    assert "later cannot be written (Is a directory): save elsewhere; training goes on." in line
 
 
 def data(num_samples):

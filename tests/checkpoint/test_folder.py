@@ -1,13 +1,10 @@
 """A checkpoint is whole or it is not one: every truncation and every flipped bit is found."""
 
 import errno
-import hashlib
 import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -179,57 +176,6 @@ def test_what_fails_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):
     with pytest.raises(KeyError):
         write_folder(tmp_path / "step", {FILES[0]: b""})
     assert os.listdir(tmp_path) == []
-
-
-LARGE = {name: [bytes(range(250)) * 1200] * 7 + [b"small"] * 3 for name in FILES}
-
-
-def test_files_of_many_pieces_have_the_sha256_of_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "_SPAN_BYTES", 500_000)
-    write_folder(tmp_path / "step", LARGE)
-    said = json.loads((tmp_path / "step" / COMMIT).read_bytes())
-    for name in FILES:
-        whole = b"".join(LARGE[name])
-        assert (tmp_path / "step" / name).read_bytes() == whole
-        assert said[name] == {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
-    assert contents(read_folder(tmp_path / "step")) == {n: b"".join(LARGE[n]) for n in FILES}
-
-
-def test_without_another_thread_files_are_hashed_all_the_same(tmp_path, monkeypatch):
-    def start(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", start)
-    write_folder(tmp_path / "step", LARGE)
-    assert check_folder(tmp_path / "step") == {n: sum(map(len, LARGE[n])) for n in FILES}
-
-
-def test_bytes_that_cannot_be_hashed_leave_nothing_behind(tmp_path, monkeypatch):
-    class Broken:
-        def update(self, data):
-            raise MemoryError("no room to hash")
-
-    monkeypatch.setattr("hashlib.sha256", Broken)
-    with pytest.raises(MemoryError, match="no room to hash"):
-        write_folder(tmp_path / "step", LARGE)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_checkpoint_is_written_after_the_programs_end(tmp_path):
-    program = """
-import sys, threading
-from pathlib import Path
-from unisono.runtime.checkpoint.folder import FILES, write_folder
-
-def write():
-    threading.main_thread().join()
-    write_folder(Path(sys.argv[1]), {name: [bytes(1 << 20)] * 40 for name in FILES})
-
-threading.Thread(target=write).start()
-"""
-    path = tmp_path / "step-000000000001"
-    subprocess.run([sys.executable, "-c", program, path], check=True)
-    assert check_folder(path) == dict.fromkeys(FILES, 40 << 20)
 
 
 def test_a_disk_that_ends_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):

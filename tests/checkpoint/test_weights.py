@@ -172,32 +172,6 @@ def test_a_checkpoint_gives_parameters_and_all_buffers(tmp_path, wrapper, place)
     assert target.passing.tolist() == [2.0, 2.0]
 
 
-def renaming(model):
-    """Have the state dict of a model begin with another word, and be read so."""
-
-    def rename(module, state_dict, prefix, metadata):
-        for name in [name for name in state_dict if name.startswith(prefix)]:
-            state_dict[f"{prefix}old.{name.removeprefix(prefix)}"] = state_dict.pop(name)
-
-    def rename_back(module, state_dict, prefix, *others):
-        for name in [name for name in state_dict if name.startswith(f"{prefix}old.")]:
-            state_dict[prefix + name.removeprefix(f"{prefix}old.")] = state_dict.pop(name)
-
-    model.register_state_dict_post_hook(rename)
-    model.register_load_state_dict_pre_hook(rename_back)
-    return model
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_checkpoint_fits_a_model_whose_state_dict_has_other_names(tmp_path, wrapper):
-    source = write_run(tmp_path, {3: 1})
-    target = plain()
-    target.register_buffer("passing", torch.zeros(2), persistent=False)
-    assert load_weights(tmp_path, WRAPPERS[wrapper](renaming(target))) == ([], [])
-    pairs = zip(target.parameters(), source.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
-
-
 def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path):
     write_run(tmp_path, {3: 1, 9: 2})
     newest = tmp_path / "checkpoints" / "step-000000000009"

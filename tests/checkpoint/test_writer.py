@@ -33,7 +33,7 @@ def snapshot(memory, slot, step, mark):
 
 
 def kept(slot, step, directory):
-    return Kept.of(PLACES, slot, step, str(directory), 3)
+    return Kept(PLACES, slot, step, str(directory), 3)
 
 
 def told_of_writing(memory, directory):

@@ -333,12 +333,10 @@ def test_devices_are_checked():
     module = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"has 0, and torch finds no accelerator .*pass .\[.cpu"):
         unisono.DataParallel(module, [0, 1])
-    with pytest.raises(ValueError, match="has cuda:0, and torch finds no cuda on this machine"):
+    with pytest.raises(ValueError, match="has cuda:0, and torch finds 0 of type cuda on this"):
         unisono.DataParallel(module, ["cuda:0"])
     with pytest.raises(TypeError, match=r"must name devices of torch, .* one is 'gpu0'"):
         unisono.DataParallel(module, ["gpu0"])
-    with pytest.raises(TypeError, match=r"must be a list of devices, but is 'cpu': pass \['cpu'\]"):
-        unisono.DataParallel(module, "cpu")
     with pytest.raises(TypeError, match="`output_device` must name devices"):
         unisono.DataParallel(module, TWO, output_device="here")
     for shards in (0, -1, 2.5, "two", True):

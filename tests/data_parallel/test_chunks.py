@@ -104,6 +104,8 @@ def test_outputs_keep_their_form():
     made = join([output(0), output(1), output(2)], CPU, 0)
     assert made["a"].tolist() == made["b"][1][0].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert made["b"][1][1] is None
+    x = torch.zeros(1)
+    assert [one.tolist() for one in join([(x, x), (x, x + 1)], CPU, 0)] == [[0, 0], [0, 1]]
     assert type(made["b"]) is list
     assert type(made["pair"]) is Pair
     assert join([torch.zeros(2, 1), torch.ones(2, 2)], CPU, 1).tolist() == [[0, 1, 1]] * 2
@@ -130,11 +132,11 @@ UNEVEN = {
     "keys": (
         [{"a": torch.zeros(1)}, {"a": torch.zeros(1), "b": torch.zeros(1)}],
         ValueError,
-        r"the same keys, but `output` has \['a'\] and \['a', 'b'\]",
+        r"the same keys and equally many values, but `output\['b'\]` is not in all of them",
     ),
-    "lengths": ([(torch.zeros(1),), ()], ValueError, "equally many values, but `output` has 1 and"),
-    "kinds": ([torch.zeros(1), None], ValueError, "`output` is of NoneType and Tensor"),
-    "numbers": ([[3.0], [3.0]], TypeError, r"`output\[0\]` is a float: return a tensor"),
+    "lengths": ([(torch.zeros(1),), ()], ValueError, r"but `output\[0\]` is not in all"),
+    "kinds": ([torch.zeros(1), None], TypeError, "`output` is of NoneType and Tensor"),
+    "numbers": ([[3.0], [3.0]], TypeError, r"`output\[0\]` is of float: return a tensor"),
 }
 
 

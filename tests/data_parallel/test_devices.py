@@ -48,7 +48,7 @@ def test_devices_may_be_given_in_each_way(accelerator):
     assert model.src_device_obj == torch.device("sim:1")
     with pytest.raises(ValueError, match=r"of one type, but are of cpu and sim \(sim:0, cpu\)"):
         unisono.DataParallel(nn.Linear(2, 2), [0, "cpu"])
-    with pytest.raises(ValueError, match="has sim:4, and torch finds 4 sim devices"):
+    with pytest.raises(ValueError, match="has sim:4, and torch finds 4 of type sim"):
         unisono.DataParallel(nn.Linear(2, 2), [0, 4])
 
 

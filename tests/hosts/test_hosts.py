@@ -658,7 +658,7 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(
     assert digests(outputs) == trained(hosts[:1], [2], "cnn", "--steps", "8")
     hosts[1].run("rm", "-r", own)
     for output in start(hosts, [1, 1], [*program, "9"]):
-        assert "but host 0 has those of steps 4, 6, 8; host 1 has none: copy" in output.end()
+        assert "but host 0 has [4, 6, 8]; host 1 has none: copy" in output.end()
         assert output.process.returncode == 1
 
 

@@ -43,7 +43,7 @@ def save_in_a_worker(path):
 
 @pytest.mark.slow
 def test_saving_into_no_folder_fails_on_every_worker(tmp_path):
-    with pytest.raises(OSError, match="must exist, but does not"):
+    with pytest.raises(OSError, match=r"folder that is there .*\(No such file"):
         unisono.launch(save_in_a_worker, tmp_path / "none" / "model.safetensors", workers=2)
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.threads import in_threads
 
 from unisono.errors import CheckpointError, MismatchError, UnisonoError
+from unisono.runtime.checkpoint.slots import Places
 from unisono.runtime.checkpoint.writer import Kept
 from unisono.runtime.workers import context
 from unisono.runtime.workers import launcher_messages as messages
@@ -26,7 +27,7 @@ from unisono.runtime.workers.supervisor import (
 )
 from unisono.runtime.world import World, per_process
 
-KEPT = Kept(1, 0, 8, 4, 0, 16, 3, "runs/1", 2)
+KEPT = Kept(Places(1, 64, 0, (18, 34), 16, 8), 0, 3, "runs/1", 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

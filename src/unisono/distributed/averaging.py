@@ -44,10 +44,9 @@ def sums_in_order(group: dist.ProcessGroup) -> bool:
 
 
 def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) -> None:
-    """Replace a tensor by the canonical sum of all ranks' tensors, each divided by `divisor`.
+    """Replace a contiguous tensor by the canonical sum of all ranks', each divided by `divisor`.
 
-    It is dense and contiguous, of one shape and dtype on all ranks; `divisor` ranks count.
-    Collective: every rank of the group calls it.
+    Collective: every rank of the group calls it, with one shape and dtype.
     """
     if sums_in_order(group):
         dist.all_reduce(tensor.mul_(1 / divisor), group=group)
@@ -63,7 +62,7 @@ def begin_mean(
     """Begin to average a tensor with a library that only moves bytes.
 
     Gives a Work, and what every rank is to call once it is done: that leaves the mean in `tensor`.
-    Collective: every rank calls it, with the arguments of :func:`mean_in_order`.
+    Collective, as :func:`mean_in_order`.
     """
     num_ranks, vector, scale = group.size(), tensor.view(-1), 1 / divisor
     each, rest = divmod(vector.numel(), num_ranks)
@@ -91,8 +90,7 @@ def sparse_mean_in_order(
     tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
 ) -> torch.Tensor:
     """Sum all ranks' sparse tensors, each divided by `divisor`, along the canonical tree.
-
-    They are of one shape, dtype and number of sparse dimensions. Collective: every rank calls it.
+    Collective.
     """
     own = tensor.coalesce()
     indices, values = own.indices(), own.values() * (1 / divisor)
@@ -114,13 +112,9 @@ def sparse_mean_in_order(
 
 
 def gather_bytes(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Concatenate all ranks' tensors, of one shape and dtype, supported by the library or not.
-
-    Both are contiguous. Collective: every rank of the group calls it.
-    """
-    # torch 2.13 gave it this name; before, it was the other one, which warns now.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(_as_bytes(output), _as_bytes(tensor), group=group)
+    """Concatenate all ranks' contiguous tensors, of whatever dtype. Collective."""
+    parts = list(_as_bytes(output).chunk(group.size()))
+    dist.all_gather(parts, _as_bytes(tensor), group=group)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

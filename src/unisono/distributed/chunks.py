@@ -18,32 +18,28 @@ Anything else is left as it is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from unisono.plan.shards import assign
-from unisono.runtime.arrivals import like
+from unisono.runtime.arrivals import changed_within
+
+
+def parts_in(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Find all that is no container, each with where it is, such as ``"args[0]['mask']"``."""
+    if isinstance(nest, PackedSequence) or not isinstance(nest, (dict, list, tuple)):
+        yield path, nest
+        return
+    for key, value in nest.items() if isinstance(nest, dict) else enumerate(nest):
+        yield from parts_in(value, f"{path}[{key!r}]")
 
 
 def tensors_in(nest: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Find all tensors, each with where it is, such as ``"[0]['mask']"``."""
-    if isinstance(nest, torch.Tensor):
-        yield path, nest
-    elif isinstance(nest, (list, tuple)):
-        for position, value in enumerate(nest):
-            yield from tensors_in(value, f"{path}[{position}]")
-    elif isinstance(nest, dict):
-        for key, value in nest.items():
-            yield from tensors_in(value, f"{path}[{key!r}]")
-
-
-def rebuilt(nest: Any, values: Iterable[Any]) -> Any:
-    """Make a tuple, named tuple or list of the same type from other values."""
-    return type(nest)(*values) if hasattr(nest, "_fields") else type(nest)(values)
+    """Find all tensors, likewise."""
+    return (found for found in parts_in(nest, path) if isinstance(found[1], torch.Tensor))
 
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -54,8 +50,13 @@ def count_chunks(args: tuple[Any, ...], kwargs: dict[str, Any], shards: int, dim
     """Count the chunks of a batch: at most `shards`; 1 if it is empty or nothing is to be cut."""
     if not args and not kwargs:
         return 1
-    _refuse_packed([*args, *kwargs.values()])
-    found = [*tensors_in(args, "args"), *tensors_in(kwargs, "kwargs")]
+    parts = [*parts_in(args, "args"), *parts_in(kwargs, "kwargs")]
+    if any(isinstance(part, PackedSequence) for _, part in parts):
+        raise TypeError(
+            "inputs must be tensors that are cut along the batch, but one is a PackedSequence: "
+            "pass padded sequences and their lengths, and pack inside of the module."
+        )
+    found = [(path, part) for path, part in parts if isinstance(part, torch.Tensor)]
     counts = {path: _count(path, tensor, shards, dim) for path, tensor in found}
     if len(set(counts.values())) > 1:
         sizes = {path: tensor.shape[dim] for path, tensor in found}
@@ -68,6 +69,18 @@ def count_chunks(args: tuple[Any, ...], kwargs: dict[str, Any], shards: int, dim
             f"size there, and what all samples share as a buffer of the module."
         )
     return next(iter(counts.values()), shards)
+
+
+def _count(path: str, tensor: torch.Tensor, shards: int, dim: int) -> int:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise ValueError(
+            f"every tensor of a batch must have a dimension {dim} to be cut in, but `{path}` has "
+            f"shape {tuple(tensor.shape)}: pass a number instead (`.item()`), or keep it in the "
+            f"module as a buffer."
+        )
+    size = tensor.shape[dim]
+    each = -(-size // shards) or 1
+    return -(-size // each) or 1
 
 
 def places(num_chunks: int, devices: Sequence[torch.device]) -> list[torch.device]:
@@ -89,54 +102,24 @@ def cut(
     If `owned`, a chunk has memory of its own also where its tensor is on its device already, so
     that a module that writes to its inputs does the same on all devices.
     """
+    pieces: dict[int, Sequence[Any]] = {}
+    for _, part in parts_in((args, kwargs), ""):
+        if isinstance(part, PackedSequence):  # only where it is one chunk
+            packed: Any = part  # whose types know of no devices
+            pieces[id(part)] = [packed.to(device) for device in devices]
+        elif isinstance(part, torch.Tensor) and id(part) not in pieces:
+            cuts = part.chunk(len(devices), dim) if len(devices) > 1 else [part]
+            pieces[id(part)] = [
+                piece.to(device, non_blocking=True, copy=owned)
+                for piece, device in zip(cuts, devices, strict=True)
+            ]
 
-    pieces = partial(_pieces, devices=devices, dim=dim, owned=owned)
-    return list(zip(pieces(args), pieces(kwargs), strict=True))
+    def chunk(at: int) -> Inputs:
+        here = {of: each[at] for of, each in pieces.items()}
+        inputs: Inputs = changed_within((args, kwargs), lambda part: here.get(id(part)))
+        return inputs
 
-
-def _pieces(nest: Any, *, devices: Sequence[torch.device], dim: int, owned: bool) -> list[Any]:
-    # A function that calls itself, not one inside of another: that would be a cycle of references.
-    pieces = partial(_pieces, devices=devices, dim=dim, owned=owned)
-    if isinstance(nest, PackedSequence):  # only where it is one chunk
-        packed: Any = nest  # whose types know of no devices
-        return [packed.to(device) for device in devices]
-    if isinstance(nest, torch.Tensor):
-        parts = nest.chunk(len(devices), dim) if len(devices) > 1 else [nest]
-        return [
-            part.to(device, non_blocking=True, copy=owned)
-            for part, device in zip(parts, devices, strict=True)
-        ]
-    if isinstance(nest, (list, tuple)) and nest:
-        return [rebuilt(nest, values) for values in zip(*map(pieces, nest), strict=True)]
-    if isinstance(nest, dict) and nest:
-        columns = zip(*map(pieces, nest.values()), strict=True)
-        return [like(nest, dict(zip(nest, values, strict=True))) for values in columns]
-    return [nest] * len(devices)
-
-
-def _count(path: str, tensor: torch.Tensor, shards: int, dim: int) -> int:
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise ValueError(
-            f"every tensor of a batch must have a dimension {dim} to be cut in, but `{path}` has "
-            f"shape {tuple(tensor.shape)}: pass a number instead (`.item()`), or keep it in the "
-            f"module as a buffer."
-        )
-    size = tensor.shape[dim]
-    each = -(-size // shards) or 1
-    return -(-size // each) or 1
-
-
-def _refuse_packed(nest: Any) -> None:
-    if isinstance(nest, PackedSequence):
-        raise TypeError(
-            "inputs must be tensors that are cut along the batch, but one is a PackedSequence: "
-            "pass padded sequences and their lengths, and pack inside of the module."
-        )
-    if isinstance(nest, (list, tuple)):
-        for value in nest:
-            _refuse_packed(value)
-    elif isinstance(nest, dict):
-        _refuse_packed([*nest.values()])
+    return [chunk(at) for at in range(len(devices))]
 
 
 _SCALARS = (
@@ -147,59 +130,32 @@ _SCALARS = (
 _FORWARD = 6  # frames up to whoever called the module
 
 
-def join(outputs: Sequence[Any], device: torch.device, dim: int, path: str = "output") -> Any:
+def join(outputs: Sequence[Any], device: torch.device, dim: int) -> Any:
     """Concatenate all chunks' outputs (tensors, or None, in tuples, lists and dicts) on a device.
 
-    Scalars become a vector, with torch's warning. `path` is what they are called in messages.
+    Scalars become a vector, with torch's warning.
     """
-    first = outputs[0]
-    if any((each is None) != (first is None) or _kind(each) != _kind(first) for each in outputs):
-        kinds = " and ".join(sorted({type(each).__name__ for each in outputs}))
-        raise ValueError(
-            f"every chunk must return the same kind of thing, but `{path}` is of {kinds}: have "
-            f"the module return the same for every batch."
-        )
-    if first is None:
-        return None
-    if isinstance(first, torch.Tensor):
-        return _join_tensors(outputs, device, dim, path)
-    if isinstance(first, dict):
-        if any(set(each) != set(first) for each in outputs):
+    columns = [dict(parts_in(output, "output")) for output in outputs]
+    joined = []
+    for path in dict.fromkeys(path for column in columns for path in column):
+        if any(path not in column for column in columns):
             raise ValueError(
-                f"every chunk must return a dict with the same keys, but `{path}` has "
-                f"{' and '.join(str(sorted(map(str, each))) for each in outputs)}."
+                f"every chunk must return the same keys and equally many values, but `{path}` is "
+                f"not in all of them: have the module return the same for every batch."
             )
-        return like(
-            first,
-            {
-                key: join([each[key] for each in outputs], device, dim, f"{path}[{key!r}]")
-                for key in first
-            },
-        )
-    if isinstance(first, (list, tuple)):
-        if any(len(each) != len(first) for each in outputs):
-            raise ValueError(
-                f"every chunk must return equally many values, but `{path}` has "
-                f"{' and '.join(str(len(each)) for each in outputs)}."
+        parts = [column[path] for column in columns]
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            joined.append(_join_tensors(parts, device, dim, path))
+        elif any(part is not None for part in parts):
+            kinds = " and ".join(sorted({type(part).__name__ for part in parts}))
+            raise TypeError(
+                f"a module must return tensors, or None from every chunk, in tuples, lists and "
+                f"dicts, but `{path}` is of {kinds}: return a tensor with a value for each sample."
             )
-        return rebuilt(
-            first,
-            [
-                join(values, device, dim, f"{path}[{position}]")
-                for position, values in enumerate(zip(*outputs, strict=True))
-            ],
-        )
-    raise TypeError(
-        f"a module must return tensors, or None, in tuples, lists and dicts, but `{path}` is a "
-        f"{type(first).__name__}: return a tensor with a value for each sample."
+    there = iter(joined)  # as `changed_within` comes to them, in the order of the first chunk
+    return changed_within(
+        outputs[0], lambda part: next(there) if isinstance(part, torch.Tensor) else None
     )
-
-
-def _kind(output: Any) -> type:
-    for kind in (torch.Tensor, dict, list, tuple):
-        if isinstance(output, kind):
-            return kind
-    return type(output)
 
 
 def _join_tensors(

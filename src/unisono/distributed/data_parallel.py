@@ -1,7 +1,4 @@
-"""torch's DataParallel, whose result does not depend on the number of devices. See the class.
-
-Which devices do `device_ids` and `output_device` mean? As in torch's DataParallel.
-"""
+"""torch's DataParallel, whose result does not depend on the number of devices. See the class."""
 
 from __future__ import annotations
 
@@ -281,16 +278,12 @@ _HOST = torch.device("cpu")
 _WITHOUT_NUMBERS = "mps"  # one device; torch's DataParallel leaves it alone, too
 
 
-def read_devices(device_ids: Iterable[Name] | Name | None) -> tuple[torch.device, ...]:
+def read_devices(device_ids: Iterable[Name] | None) -> tuple[torch.device, ...]:
     """Find the devices of a DataParallel, each with its number; none if it is to have none."""
     if device_ids is None:
         kind = accelerator()
         count = 0 if kind is None else torch.accelerator.device_count()
         return tuple(torch.device(str(kind), index) for index in range(count))
-    if isinstance(device_ids, (int, str, torch.device)):
-        raise TypeError(
-            f"`device_ids` must be a list of devices, but is {device_ids!r}: pass [{device_ids!r}]."
-        )
     devices = tuple(read_device("device_ids", name) for name in device_ids)
     kinds = sorted({device.type for device in devices})
     if len(kinds) > 1:
@@ -332,10 +325,8 @@ def accelerator() -> str | None:
 def _there(argument: str, device: torch.device) -> torch.device:
     count = torch.accelerator.device_count() if device.type == accelerator() else 0
     if not 0 <= (device.index or 0) < count:
-        kind = device.type if not count else f"{device.type} device"
         raise ValueError(
             f"`{argument}` must name devices that are there, but has {device}, and torch finds "
-            f"{count or 'no'} {kind}{'s' if count > 1 else ''} on this machine: pass others, or "
-            f"None for all."
+            f"{count} of type {device.type} on this machine: pass others, or None for all."
         )
     return device

@@ -148,9 +148,9 @@ def aliases(
     devices: Sequence[torch.device],
     copies: Mapping[torch.device, Sequence[torch.Tensor]],
 ) -> list[Tensors]:
-    """Give each chunk its alias of each tensor, on the chunk's device.
+    """Give each chunk its alias of each tensor that takes gradients, on the chunk's device.
 
-    The tensors are on the first device and take gradients; `copies` are on the others.
+    The tensors are on the first device; `copies` are on the others.
     """
 
     if len(devices) == 1:  # so that a call's gradients are added up before those of others

@@ -1,17 +1,5 @@
 """Setting a process group up and, whatever happens, tearing it down again.
 
-::
-
-    with unisono.distributed.init() as here:
-        model = DistributedDataParallel(Net().to(here.device))
-        ...
-        if here.rank == 0:
-            torch.save(model.module.state_dict(), "model.pt")
-
-The same program runs alone, under `unisono run`, ``torchrun``, Slurm and Open MPI, and by hand.
-
-Decisions of :func:`init`: each rank's device and backend, and what all ranks agree on.
-
 Only :func:`num_gpus` asks for GPUs. (The launcher, which must not initialize CUDA, asks the driver:
 ``placement.py``.) What all ranks agree on they decide alike, from what each has told the others:
 they may have chosen different seeds, different backends (they would wait for each other until the

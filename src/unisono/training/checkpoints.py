@@ -25,7 +25,7 @@ from unisono.engine.state.run_state import Position
 from unisono.engine.state.saved import Snapshot
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.checkpoint.folder import read_folder
+from unisono.runtime.checkpoint.folder import digest_of_state, read_folder
 from unisono.runtime.checkpoint.remote import await_answer, local_folder, url_of
 from unisono.runtime.checkpoint.run_directory import (
     CheckpointEntry,
@@ -62,21 +62,7 @@ class _Runs:
 
 
 class Checkpoints:
-    """Writes and finds the checkpoints of one run. Final.
-
-    Args:
-        team: the workers.
-        directory: the run directory, or its URL.
-        saving: how often, how many stay, and whether to resume.
-        say: shows messages to the user.
-
-    Attributes:
-        every: the interval; None: only at the end.
-        url: of the run directory; empty if it is a folder.
-        directory: the run directory; of a URL, the local folder that is copied there.
-        is_on_each_host: whether each of several hosts writes them to a directory of its own.
-        kept_step: the steps that the run had done at its newest checkpoint; None before the first.
-    """
+    """Writes and finds the checkpoints of one run. Final."""
 
     def __init__(
         self,
@@ -87,6 +73,7 @@ class Checkpoints:
     ) -> None:
         self._team, self._saving, self._say = team, saving, say
         self.url = url_of(directory)
+        # None: only at the end
         self.every = None if saving.every is None else Every.read(saving.every)
         # The program may go to another folder before the first loop.
         self.directory = (local_folder(self.url) if self.url else Path(directory)).absolute()
@@ -117,12 +104,7 @@ class Checkpoints:
         self._num_seen, self._has_begun = self._runs.num_begun, False
 
     def take_turn(self) -> None:
-        """Begin in the directory, or go on there; every rank does it.
-
-        Raises:
-            ValueError: another run of this program has begun there since this one was made or
-                began.
-        """
+        """Begin in the directory, or go on there; every rank does it."""
         if self._runs.num_begun != self._num_seen:
             raise ValueError(
                 f"`directory` must be one trainer's alone, but another one of this program has "
@@ -152,18 +134,8 @@ class Checkpoints:
         at_most: Mapping[str, int],
         loop: str,
     ) -> FoundCheckpoint | None:
-        """Find the checkpoint to go on from; the leader does it.
-
-        Args:
-            plan: which samples are computed where.
-            totals: how far the loop that is about to begin goes.
-            identity: the run's.
-            at_most: by file of a checkpoint, how many bytes there is a use for.
-            loop: which loop that is.
-
-        Raises:
-            ValueError: another run of this program has begun there since this one was made.
-            CheckpointError: the run was another one, or another job uses the directory.
+        """Find the checkpoint to go on from, for the loop that is about to begin; the leader does
+        it.
         """
         self.take_turn()
         self._claim()
@@ -231,17 +203,10 @@ class Checkpoints:
         return None
 
     def held_here(self) -> dict[int, str]:
-        """Tell, as the first of a host with a directory of its own, what can be resumed there.
-
-        Returns:
-            By step, what tells the contents of each whole checkpoint apart.
-
-        Raises:
-            CheckpointError: another job uses the directory.
-            OSError: it cannot be read or written.
-        """
+        """Tell, as the first of a host with its own directory, its whole checkpoints' digests."""
         self._claim()
-        return {} if self._saving.resume == "never" else self._run_directory.digests()
+        found = [] if self._saving.resume == "never" else self._run_directory.entries()
+        return {one.step: digest_of_state(one.path) for one in found if not one.trouble}
 
     def set_aside(self, step: int) -> None:
         """Set checkpoints of later steps than `step` aside; what follows is another past."""
@@ -249,14 +214,7 @@ class Checkpoints:
             self._say(f"checkpoint {name} is of another past and is set aside")
 
     def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> Snapshot:
-        """Read a checkpoint that the leader has found.
-
-        Args:
-            held: where the leader holds its files, which are open to workers of its host.
-
-        Raises:
-            CheckpointError: it is not there any more.
-        """
+        """Read a checkpoint that the leader has found, and may hold open to its host."""
         opened = {name: Sealed.open(at) for name, at in held.items()}
         files = {name: file for name, file in opened.items() if file is not None}
         return Snapshot.from_files(
@@ -286,12 +244,8 @@ class Checkpoints:
     ) -> None:
         """Have a snapshot written, unless this step's is; the leader asks, all take notice.
 
-        Args:
-            snapshots: hold it.
-            slot: which of both.
-            step: steps done.
-            wait: return on the leader only when it is on the disk, or has failed.
-            end: which loop has ended with it, see :meth:`RunDirectory.mark_end`; or empty.
+        `wait`: return on the leader only when it is on the disk, or has failed. `end`: which loop
+        has ended with it, see :meth:`RunDirectory.mark_end`; or empty.
         """
         is_new = self.kept_step != step
         self._is_kept_elsewhere = False
@@ -299,7 +253,7 @@ class Checkpoints:
         self._kept_by = self._team.membership.leader
         if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
             return
-        kept = Kept.of(snapshots.places, slot, step, **self.facts, end=end)
+        kept = Kept(snapshots.places, slot, step, **self.facts, end=end)
         supervisor = self._team.supervisor
         if (is_new or wait) and not supervisor.write_checkpoint(kept, wait=wait):
             self._writer.begin(snapshots.mapping, kept)
@@ -321,9 +275,7 @@ class Checkpoints:
         """See that the run directory is the one that the run has begun in; any rank may ask.
 
         What has its name now is claimed, if it was removed or replaced, and a checkpoint is due.
-
-        Returns:
-            Why nothing may be written there; empty where all is well.
+        Gives why nothing may be written there; empty where all is well.
         """
         if self._place is None or file_id_of(self.directory) == self._place:
             return ""
@@ -347,14 +299,7 @@ class Checkpoints:
     def open_remote(self, url: str, at_most: Mapping[str, int], *, owns: bool) -> None:
         """Bring the directory up to what is at a URL, as the leader or the first of a host.
 
-        Args:
-            url: the leader's.
-            at_most: by file of a checkpoint, how many bytes there is a use for.
-            owns: whether the directory is copied there from now on.
-
-        Raises:
-            ValueError: another run of this program has begun there since this one was made.
-            CheckpointError: another job uses it, or it cannot be read or written.
+        If it `owns`, the directory is copied there from now on.
         """
         self.take_turn()
         resumes = self._saving.resume != "never"

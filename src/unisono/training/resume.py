@@ -39,13 +39,8 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     """Resume from the newest checkpoint, at the first loop that it is not ahead of.
 
     If it was made in a later loop, what this one ended with is put back, for what the program does
-    before the next; if that is not kept, the newest, as far as it fits.
-
-    Collective: every rank calls it.
-
-    Raises:
-        ValueError: another run of this program has begun in the directory.
-        CheckpointError: the run was another one, or its state does not fit this model.
+    before the next; if that is not kept, the newest, as far as it fits. Collective: every rank
+    calls it.
     """
     checkpoints, kept = run.checkpoints, run.kept
     if checkpoints is None:
@@ -158,13 +153,8 @@ _PURPOSE = "run directory"
 def settle_directory(run: RunContext) -> None:
     """Find out whether hosts share the run directory; if not, agree on a checkpoint that all have.
 
-    Of a URL, the directory is brought up to what is there first.
-
-    Collective: every rank calls it before the leader looks for a checkpoint.
-
-    Raises:
-        CheckpointError: only some hosts share it, one cannot be used, or the hosts have no
-            checkpoint in common; on every worker.
+    Of a URL, the directory is brought up to what is there first. Collective: every rank calls it
+    before the leader looks for a checkpoint.
     """
     checkpoints = run.checkpoints
     if checkpoints is None or not (checkpoints.url or len(run.team.hosts) > 1):
@@ -236,10 +226,7 @@ def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) ->
 
 
 def _nothing_in_common(directory: Path, held: Sequence[HostCheckpoints]) -> str:
-    has = "; ".join(
-        f"host {host} has {'those of steps ' if one else 'none'}{', '.join(map(str, sorted(one)))}"
-        for host, one in enumerate(held)
-    )
+    has = "; ".join(f"host {host} has {sorted(one) or 'none'}" for host, one in enumerate(held))
     source = next(host for host, one in enumerate(held) if one)
     name = f"checkpoints/step-{max(held[source]):012}"
     return (
@@ -250,11 +237,7 @@ def _nothing_in_common(directory: Path, held: Sequence[HostCheckpoints]) -> str:
 
 
 def _is_shared(team: Team, directory: Path) -> bool:
-    """Tell whether all hosts see what the leader writes there.
-
-    Raises:
-        CheckpointError: only some do; on every worker.
-    """
+    """Tell whether all hosts see what the leader writes there; only some: refused on all."""
 
     def leave_mark() -> bytes:
         with contextlib.suppress(OSError):

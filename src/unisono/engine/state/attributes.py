@@ -117,10 +117,8 @@ class _Taken(NamedTuple):
 class Attributes:
     """The attributes of some objects, as an object with a state. Final.
 
-    Each is named by the way to what holds it and by its name: ``"Meter.steps: count"``.
-
-    Args:
-        model, optimizer: whose tensors are kept elsewhere.
+    Each is named by the way to what holds it and by its name: ``"Meter.steps: count"``. Tensors of
+    `model` and `optimizer` are kept elsewhere.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -148,11 +146,9 @@ class Attributes:
         self._before |= {way: one.copied() for way, one in self._taken(new).items()}
 
     def has_begun(self, loop: int, tell: Callable[[bytes], Mapping[int, bytes]] | None) -> None:
-        """Put back again what `on_begin` has set anew, where the loop had begun before.
+        """Put back what `on_begin` has set anew, where the loop of this number had begun before.
 
-        Args:
-            loop: its number.
-            tell: tells all workers something, and hears them; None: this one has joined the others.
+        `tell` tells all workers something, and hears them; None: this one has joined the others.
         """
         self._tables = self._found() | self._tables  # some are made there
         if tell is not None:
@@ -178,11 +174,7 @@ class Attributes:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give the objects what they had; those that came later stay as they are.
-
-        Raises:
-            CheckpointError: the state is not of the form that :meth:`state_dict` gives.
-        """
+        """Give the objects what they had; those that came later stay as they are."""
         try:
             self._load(state)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:

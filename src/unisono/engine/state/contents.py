@@ -1,9 +1,4 @@
-"""What a run consists of: the tensors of model and optimizer by name, checked beforehand.
-
-The digest: a hash of parameters, buffers and optimizer state. Equal digests, equal runs.
-
-The buffers of a model, by the modules that hold them.
-"""
+"""What a run consists of: the tensors of model and optimizer by name, checked beforehand."""
 
 from __future__ import annotations
 
@@ -50,19 +45,7 @@ def _updated(optimizer: Optimizer) -> set[int]:
 
 
 def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
-    """Refuse what cannot be trained here, before any training.
-
-    Args:
-        model: on the CPU, or where it is to be computed.
-        optimizer: over its parameters.
-        device: where it is to be computed.
-
-    Raises:
-        TypeError: the model is no module, or the optimizer no optimizer.
-        ValueError: the model is wrapped in DDP or FSDP; a parameter or buffer is not initialised,
-            on another device, or overlaps itself or another; an embedding makes sparse gradients or
-            has `max_norm`; the optimizer cannot be supported.
-    """
+    """Refuse, before any training, what cannot be trained on a device."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
@@ -151,11 +134,7 @@ def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
 
 
 def move_in_place(module: nn.Module, device: torch.device) -> None:
-    """Move a module to a device; its parameters stay the objects that they are.
-
-    Raises:
-        ValueError: a parameter has hooks, which would be lost.
-    """
+    """Move a module to a device; its parameters stay the objects that they are."""
     is_swapped = torch.__future__.get_swap_module_params_on_conversion()
     # Where a tensor there cannot take the place of one of the host, the objects are swapped.
     is_compatible = torch._has_compatible_shallow_copy_type(
@@ -229,11 +208,7 @@ def _wrapper_of(module: nn.Module) -> str:
 
 
 def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
-    """Hash every tensor with its name, dtype and shape, in an order that only names decide.
-
-    Returns:
-        64 hexadecimal digits (SHA-256).
-    """
+    """Hash every tensor with its name, dtype and shape, in an order that only names decide."""
     return _hash_of(_tensors(model, optimizer))
 
 

@@ -1,18 +1,12 @@
-"""Load weights from a file into a model, whoever wrote them, under whatever wrapper.
+"""Load weights from a file into a model, whoever wrote them, under whatever wrapper; and save them.
 
-Names that differ only in what DDP and ``torch.compile`` put before them are the same. Only values
-are read, and a model is changed only when all of them fit.
-
-Save weights as safetensors, under the names that the plain model gives them.
-
-Wrappers change the names: DDP puts ``module.`` before all of them, ``torch.compile`` an
-``_orig_mod.`` wherever a compiled module is. Weights are written without; see ``state.load`` for
-how they are read.
+Wrappers change names: DDP puts ``module.`` before all of them, ``torch.compile`` an ``_orig_mod.``
+wherever a compiled module is. Weights are written without; names that differ only so are the same
+when they are read. Only values are read, and a model is changed only when all of them fit.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 from collections.abc import Collection, Mapping
@@ -72,8 +66,6 @@ def load_weights(
     # Buffers that no state dict holds; a checkpoint does.
     others = {name: buffer for name, buffer in model.named_buffers() if name not in tensors}
     targets = {**tensors, **others}
-    if path.is_dir():
-        weights = _named_by_hooks(model, targets, weights)
     for name, tensor in targets.items():
         if is_lazy(tensor) or tensor.is_meta:
             raise ValueError(
@@ -194,24 +186,6 @@ def _is_plain_tensor(value: object) -> bool:
     )
 
 
-def _named_by_hooks(
-    model: nn.Module, targets: Mapping[str, torch.Tensor], weights: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Rename a checkpoint's weights as the model's state dict hooks do."""
-    plain_here = plain_names(targets)
-    names = {id(tensor): plain_here[name] for name, tensor in targets.items()}
-    own = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
-    plain_own, plain_there = plain_names(own), plain_names(weights)
-    hooked = {
-        plain_own[name]: names[id(tensor)]
-        for name, tensor in own.items()
-        if id(tensor) in names and targets.get(name) is not tensor
-    }
-    if not hooked:
-        return weights
-    return {hooked.get(name, name): weights[there] for there, name in plain_there.items()}
-
-
 def _matched(here: Collection[str], there: Collection[str]) -> dict[str, str]:
     """Find the file's name for each of the model's: the same, or the same without wrappers."""
     as_they_are = {name: name for name in here if name in there}
@@ -226,11 +200,7 @@ def _tied(
     found: Mapping[str, str],
     weights: Mapping[str, torch.Tensor],
 ) -> dict[str, str]:
-    """Find, for names of tied tensors that the file lacks, the name that it has.
-
-    Raises:
-        CheckpointError: a tensor was saved under two names, with different values.
-    """
+    """Find, for names of tied tensors that the file lacks, the name that it has."""
     first: dict[object, str] = {}
     for name in found:
         other = first.setdefault(place_of(targets[name]), name)
@@ -307,41 +277,21 @@ def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
-def check_weights(model: nn.Module) -> None:
-    """Refuse, with a ValueError, weights of a dtype that safetensors files cannot hold."""
+def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the model's weights; a reader finds the old file or the whole new one."""
     for name, tensor in tensors_of(model).items():
         if str(tensor.dtype) not in CODES:
             raise ValueError(
                 f"weights must have a dtype that safetensors files hold, but `{name}` is "
                 f"{tensor.dtype}: convert it, or write `model.state_dict()` with torch.save."
             )
-
-
-def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write the model's weights; a reader finds the old file or the whole new one.
-
-    Raises:
-        OSError: the folder does not exist or cannot be written.
-        ValueError: there are weights that no such file can hold.
-    """
-    check_weights(model)
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"the folder of {shown(path, 1000)} must exist, but does not: make it first, or save "
-            f"elsewhere."
-        )
-    if path.is_dir():
-        raise IsADirectoryError(
-            f"`path` must name a file, but {shown(path, 1000)} is a folder: save to a file in it."
-        )
     try:
-        with written_whole(path) as file:
+        with written_whole(Path(path)) as file:
             file.write(to_safetensors(plain_weights(model)))
-    except PermissionError as error:
-        raise PermissionError(
-            f"the folder of {shown(path, 1000)} must be writable, but is not ({error.strerror}): "
-            f"change its permissions, or save elsewhere."
+    except OSError as error:
+        raise type(error)(
+            f"`path` must name a file in a folder that is there and can be written, but "
+            f"{shown(path, 1000)} cannot be written ({error.strerror}): save elsewhere."
         ) from None
 
 

@@ -7,8 +7,8 @@ Where each worker keeps its pieces of it alone, ``optimizer.state`` says which p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -38,14 +38,10 @@ def named_states(
 def take_state(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """Take an optimizer's state apart.
+    """Take an optimizer's state apart; raises a CheckpointError for what cannot be kept.
 
-    Returns:
-        Its tensors as ``KEY/PARAMETER``, those within lists and dicts as ``KEY/PLACE/PARAMETER``;
-        and the rest by parameter and key, as plain JSON that names those.
-
-    Raises:
-        CheckpointError: there is something that cannot be kept.
+    Gives its tensors as ``KEY/PARAMETER``, those within lists and dicts as ``KEY/PLACE/PARAMETER``;
+    and the rest by parameter and key, as plain JSON that names those.
     """
     states = named_states(optimizer, named)
     tensors = {
@@ -67,13 +63,8 @@ def join_state(
 ) -> dict[str, dict[str, Any]]:
     """Put together, by parameter and key, what :func:`take_state` took apart.
 
-    Args:
-        tensors: those of the program are left out.
-        rest: by parameter and key.
-        copies: whether tensors are copied.
-
-    Raises:
-        CheckpointError: it is not of the form that it gives, or of other parameters.
+    Tensors of the program are left out. Raises a CheckpointError for another form, or other
+    parameters.
     """
     own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
     direct = dict(own)
@@ -102,11 +93,7 @@ def join_state(
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """List the options of an optimizer's groups as plain JSON.
-
-    Raises:
-        CheckpointError: there is something that is no plain value.
-    """
+    """List the options of an optimizer's groups as plain JSON, or raise a CheckpointError."""
     return [
         {
             key: _plain(f"the optimizer's `{key}`", value)
@@ -176,11 +163,7 @@ def apply_state(
 
 
 def check_told(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that keeps more than its `state` and the options of its groups.
-
-    Raises:
-        CheckpointError: its `state_dict` says more than torch's, or it wraps another optimizer.
-    """
+    """Refuse an optimizer that keeps more than its `state` and the options of its groups."""
     for member in members_of(optimizer).values():
         for trouble in _untold(member):
             raise CheckpointError(
@@ -254,28 +237,14 @@ def _told(path: str) -> str:
     return f"the optimizer's `{path}`"
 
 
-class Pieces(Protocol):
-    """What a worker has of the state."""
-
-    def present(self) -> Sequence[torch.Tensor]:
-        """List the parameters that have state, here or elsewhere."""
-
-    def here(self) -> Sequence[dict[str, Any]]:
-        """Give all that this worker has."""
-
-
 class StateInPieces(MutableMapping[Any, Any]):
     """Says which parameters have state, but not which, until it is whole again. Final.
 
-    Args:
-        optimizer: whose state it stands for.
-        pieces: those of this worker.
-
-    Attributes:
-        bring: gives an optimizer its whole state; None: no worker can.
+    `pieces` are this worker's :class:`OwnPieces`. `bring` gives an optimizer its whole state; None:
+    no worker can.
     """
 
-    def __init__(self, optimizer: Optimizer, pieces: Pieces) -> None:
+    def __init__(self, optimizer: Optimizer, pieces: Any) -> None:
         self._optimizer, self.pieces = optimizer, pieces
         self.bring: Callable[[Optimizer], None] | None = None
 

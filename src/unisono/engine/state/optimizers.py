@@ -1,9 +1,7 @@
 """Which optimizers can be cut into pieces, which see whole parameters, which cannot run here.
 
-Several optimizers of one run, seen as one: all their groups, all their state.
-
-What looks at a whole run (exchanges, checkpoints, digests) has one optimizer. What updates has each
-by itself; see :func:`members_of`. A run with one optimizer is the case of one member.
+What looks at a whole run (exchanges, checkpoints, digests) has one optimizer, perhaps several seen
+as one. What updates has each by itself; see :func:`members_of`.
 """
 
 from __future__ import annotations
@@ -84,13 +82,10 @@ def needs_closure(optimizer: optim.Optimizer) -> bool:
 
 
 def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
-    """Find what ``step()`` of an element-wise optimizer does in the end.
+    """Find what ``step()`` of an element-wise optimizer does in the end, without gradients.
 
     torch wraps it for its profiler, for hooks and for its compiler. Beside a small model's update
     these take as long as the update itself.
-
-    Returns:
-        What to call instead, with gradients switched off.
     """
     return functools.partial(_unwrapped_step(optimizer), optimizer)
 
@@ -112,16 +107,7 @@ def _module_of(function: Any) -> str:
 
 
 def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
-    """Refuse, before any training, what cannot be split over workers with the same bits.
-
-    Args:
-        on_host: whether it updates on the CPU.
-
-    Raises:
-        TypeError: it is no torch optimizer.
-        ValueError: it needs sparse gradients or differentiable updates, or torch's
-            own kernel for it gives other bits each time.
-    """
+    """Refuse, before any training, what cannot be split over workers with the same bits."""
     if not isinstance(optimizer, optim.Optimizer):
         raise TypeError(
             f"`optimizer` must be a torch.optim.Optimizer, but is of type "
@@ -164,10 +150,8 @@ def state_like(
 ) -> dict[str, torch.Tensor]:
     """Find out which tensors an element-wise optimizer keeps for a `dtype` parameter of `group`.
 
-    A copy of the optimizer takes one step on a parameter of four elements.
-
-    Returns:
-        By name, an example: of four elements where the tensor is like the parameter.
+    A copy of the optimizer takes one step on a parameter of four elements; so are tensors that are
+    like the parameter.
     """
     members = members_of(optimizer).values()
     optimizer = next(m for m in members if any(one is group for one in m.param_groups))
@@ -185,11 +169,7 @@ def state_like(
 
 
 class SeveralOptimizers(Optimizer):
-    """The optimizers of one run. Final.
-
-    Args:
-        members: by name; no two update the same parameter.
-    """
+    """The optimizers of one run, by name; no two update the same parameter. Final."""
 
     def __init__(self, members: Mapping[str, Optimizer]) -> None:
         self.members = dict(members)  # torch's own attributes are those of the members

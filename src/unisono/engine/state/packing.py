@@ -37,16 +37,10 @@ _NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
 
 
 def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
-    """Take a value apart.
+    """Take a value apart; raises a CheckpointError for what cannot be kept.
 
-    Args:
-        value: what is to be kept.
-        path: where it is; of what is in it, with ``/`` and its place added.
-        keep: gets the tensors.
-        tell: names a path to people.
-
-    Raises:
-        CheckpointError: something in it cannot be kept.
+    `path` is where it is; of what is in it, with ``/`` and its place added. `keep` gets the
+    tensors, `tell` names a path to people.
     """
 
     def inner(place: object, item: Any) -> Any:
@@ -75,11 +69,7 @@ def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
 
 
 def unpack(packed: Mapping[str, Any], take: Take, what: str) -> dict[str, Any]:
-    """Put together, by key, what :func:`pack` took apart.
-
-    Raises:
-        CheckpointError: it is not of the form that it gives; `what` names it.
-    """
+    """Put together, by key, what :func:`pack` took apart, or raise a CheckpointError."""
     try:
         return {key: _unpack(value, take) for key, value in packed.items()}
     except _MALFORMED as error:
@@ -196,14 +186,7 @@ STATE_PREFIX = "run.state/"
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Take the state apart.
-
-    Returns:
-        Plain JSON, and the tensors that it names, under names that begin with :data:`STATE_PREFIX`.
-
-    Raises:
-        CheckpointError: a value cannot be kept.
-    """
+    """Take the state apart into plain JSON, and the tensors that it names."""
     tensors: dict[str, torch.Tensor] = {}
     keep = keep_in(tensors, lambda path: STATE_PREFIX + path)
     packed = {}
@@ -216,11 +199,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torc
 def unpack_state(
     packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], state: MutableMapping[str, Any]
 ) -> None:
-    """Give `state` the values that :func:`pack_state` took apart; objects in it load theirs.
-
-    Raises:
-        CheckpointError: they are not of the form that it gives; nothing has changed.
-    """
+    """Give `state` what :func:`pack_state` took apart; objects in it load theirs."""
     for key, contents in unpacked_state(packed, tensors).items():
         if hasattr(state.get(key), "load_state_dict"):
             state[key].load_state_dict(contents)

@@ -47,14 +47,9 @@ class Change:
 class RecordedOptions:
     """What a program gave when its run first began. Final.
 
-    Args:
-        model, optimizer: whose options they are.
-        state: ``run.state``, for its schedules.
-        takes_programs: whether what the program gives otherwise now is taken; else what is in a
-            checkpoint stays.
-
-    Attributes:
-        first: as plain JSON; empty before the first loop, and where something is no plain value.
+    `takes_programs`: what the program gives otherwise now is taken; else what is in a checkpoint
+    stays. `first` is plain JSON; empty before the first loop, and where something is no plain
+    value.
     """
 
     def __init__(

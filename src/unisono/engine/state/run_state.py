@@ -1,10 +1,7 @@
 """A run's whole state, taken apart and put back: for snapshots, checkpoints and replacements.
 
-:meth:`RunState.collect` gives plain JSON and named tensors; :meth:`RunState.apply` and
-:meth:`RunState.apply_beside` take them. What an exchange holds (parameters, buffers, perhaps the
-optimizer's state) it saves and loads itself.
-
-How far a run has come.
+What an exchange holds (parameters, buffers, perhaps the optimizer's state) it saves and loads
+itself.
 """
 
 from __future__ import annotations
@@ -98,15 +95,10 @@ class RunState:
     def collect(
         self, identity: Mapping[str, Any], *, with_optimizer: bool, was_left: bool = False
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Take it apart into plain JSON and tensors.
+        """Take it apart into plain JSON and tensors, or raise a CheckpointError.
 
-        Args:
-            with_optimizer: whether to include the optimizer's state of parameters; else the
-                exchange holds it.
-            was_left: whether the program has left a loop early, perhaps during a validation.
-
-        Raises:
-            CheckpointError: something cannot be kept.
+        `with_optimizer`: include the optimizer's state of parameters; else the exchange holds it.
+        `was_left`: the program has left a loop early, perhaps during a validation.
         """
         packed, own = pack_state(self.state | self.hidden)
         named = named_parameters(self.model, self.optimizer) if with_optimizer else {}
@@ -129,13 +121,7 @@ class RunState:
         self._modes_now(was_left=False)
 
     def check_keepable(self) -> None:
-        """Refuse, before any training, what cannot be kept.
-
-        Raises:
-            CheckpointError: something in `state`; or the optimizer keeps something that is neither
-                tensor nor plain value, or elsewhere than in its `state`; or a tensor is of a dtype
-                that no file can hold.
-        """
+        """Refuse, with a CheckpointError before any training, what cannot be kept."""
         pack_state(self.state)
         check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
         check_told(self.optimizer)
@@ -145,11 +131,7 @@ class RunState:
             check_dtype(f"`{name}`", tensor)
 
     def apply(self, snapshot: Snapshot, *, lends: bool = False) -> None:
-        """Set the whole state from a checkpoint, as :func:`.saved.apply` does.
-
-        Raises:
-            CheckpointError: it does not fit model and optimizer; nothing has changed then.
-        """
+        """Set the whole state from a checkpoint, as :func:`.saved.apply` does."""
         unpacked_state(snapshot.facts["state"], snapshot.others)
         apply(snapshot, self.model, self.optimizer, lends=lends)
         self._apply_rest(snapshot.facts, snapshot.others)

@@ -8,11 +8,6 @@
 
 Only values travel: tensors in safetensors, numbers and texts in JSON. Every name, shape and dtype
 is compared with the model's and the optimizer's before anything is changed.
-
-Which parameters have ``requires_grad=False``, and which layers are in ``eval()``.
-
-A program may change both during training, and what passes compute depends on them, so they are kept
-with a run. Usually there are few, so only those are named.
 """
 
 from __future__ import annotations
@@ -62,13 +57,7 @@ class Snapshot:
 
     @classmethod
     def from_files(cls, files: Mapping[str, Sealed]) -> Snapshot:
-        """Read it from the three files.
-
-        What older versions did not write is empty.
-
-        Raises:
-            CheckpointError: a file is not of its format.
-        """
+        """Read it from the three files; raises a CheckpointError if one is not of its format."""
         try:
             facts = json.loads(b"".join(files[RUN_FILE]))
             tensors = read_tensors(files[MODEL_FILE])
@@ -94,10 +83,9 @@ def read_tensors(file: Sealed) -> dict[str, torch.Tensor]:
 def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
     """Say how large each file of a checkpoint may be: generous, but not endless.
 
-    A file may be as large as it says and still be mostly holes: it takes no place on the disk, and
-    hours to read. The bounds are far above what anything needs, so that a file of another model is
-    still read, and what differs is named. An optimizer's state and ``run.state`` may be of any
-    size that fits into memory; so may, if not `strict`, the model's tensors.
+    A file may be as large as it says and still be mostly holes, which take hours to read. The
+    bounds are far above what anything needs, so that a file of another model is still read, and
+    what differs is named.
     """
     in_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
@@ -112,12 +100,9 @@ def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
 def apply(
     snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, *, lends: bool = False
 ) -> None:
-    """Give model and optimizer the state of a snapshot, or leave both as they are.
+    """Give model and optimizer the state of a snapshot, or leave both with a CheckpointError.
 
     If it `lends`, the optimizer's tensors are views of the snapshot's files.
-
-    Raises:
-        CheckpointError: names, shapes or dtypes differ from the model's.
     """
     there = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
     _compare(there, snapshot.tensors)
@@ -135,11 +120,7 @@ def apply(
 
 
 def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Give an optimizer's groups the options of a checkpoint, or leave all as they are.
-
-    Raises:
-        CheckpointError: there are more or fewer groups, or a value is of another kind.
-    """
+    """Give groups the options of a checkpoint, or leave all with a CheckpointError."""
     check_groups(groups, optimizer)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():

@@ -20,9 +20,8 @@ _COMPARED, _COMPARED_EVERY = 2, 1024  # steps in which replicas are
 class BetweenSteps:
     """The state of one loop while no step changes it. Final.
 
-    Attributes:
-        compares: whether replicas are compared, as devices compute the same bits.
-        copied: the snapshot that is whole once the next step's shards are done; else None.
+    `compares`: replicas are compared, as devices compute the same bits. `copied`: the snapshot that
+    is whole once the next step's shards are done; else None.
     """
 
     def __init__(
@@ -81,16 +80,11 @@ class BetweenSteps:
         *,
         wait: bool,
     ) -> int | None:
-        """Copy the whole state. Collective.
+        """Copy the whole state before `step`; gives the slot. Collective.
 
-        Args:
-            step: the next one.
-            describe: gives `facts` and `tensors` of :meth:`Exchange.save`, on the leader alone.
-            wait: meet the others, so that it is whole when this returns; else it is after the
-                next step's shards are done.
-
-        Returns:
-            The slot; None if meanwhile the leader was lost with what it alone had.
+        `describe` gives `facts` and `tensors` of :meth:`Exchange.save`, on the leader alone.
+        Without `wait`, it is whole after the next step's shards are done. None: meanwhile the
+        leader was lost with what it alone had.
         """
         while True:
             if not self._exchange.is_lost:

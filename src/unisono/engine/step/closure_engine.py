@@ -28,9 +28,8 @@ from unisono.runtime.forbidden import IN_AN_UPDATE, forbid
 class ClosureEngine(StepEngine):
     """Computes the steps of one loop. Final; arguments as of :class:`StepEngine`.
 
-    Attributes:
-        compute_again: computes all shards of the step once more, and meets the others; set by the
-            step under way.
+    `compute_again` computes all shards of the step once more, and meets the others; the step under
+    way sets it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,15 +63,11 @@ class ClosureEngine(StepEngine):
         return means, self._settle()
 
     def _closure(self) -> torch.Tensor:
-        """Give the mean loss with the parameters as they are now, and leave gradients in `.grad`.
-
-        Returns:
-            A tensor without dimensions, in float64.
-        """
+        """Give the mean loss with parameters as they are now, and leave gradients in `.grad`."""
         exchange = self.exchange
         if self._versions != [parameter._version for parameter in exchange.parameters]:
             exchange.share(f"evaluation in step {self.sums.step}")
-            self.passes.commit()
+            exchange.buffers.commit()
             self.guard.remember()
             self.begin_again()
             assert self.compute_again is not None

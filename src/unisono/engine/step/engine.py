@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.state.contents import updated_parameters
+from unisono.engine.state.optimizers import members_of
 from unisono.engine.step.between_steps import BetweenSteps
 from unisono.engine.step.loss import check_differentiable, is_known_bad, non_finite, read_loss
 from unisono.engine.step.loss_scaling import LossScaling, check_alone
@@ -40,7 +41,7 @@ from unisono.engine.step.transforms import (
     UpdateVerdict,
     transforms_of,
 )
-from unisono.engine.step.update import Member, Options, members_of_loop, pass_for_stepped
+from unisono.engine.step.update import Member, Options, pass_for_stepped
 from unisono.errors import NonFiniteLossError
 from unisono.runtime.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.runtime.reach import OwnGenerators
@@ -52,19 +53,9 @@ _NO_FAULT = operator.is_  # takes two things and does nothing, in C
 class StepEngine:
     """Computes the steps of one loop.
 
-    Args:
-        model, optimizer: the user's, as `exchange` has bound them.
-        clipping: how gradients are clipped, by optimizer; not at all where one is missing.
-        scaling: how losses are scaled, likewise.
-        timers: of this worker's phases; None: such as nobody asks for delays.
-        own: generators of the program's own, which are seeded with the default ones.
-        watches_program: whether code of the program runs between steps; else changes are only
-            looked for now and then.
-        are_alike: whether devices compute the same bits, so that replicas are compared.
-
-    Attributes:
-        members: the optimizers, by name.
-        sums: the summed gradients of the last update.
+    `clipping` and `scaling` are by optimizer. `own` generators of the program's are seeded with the
+    default ones. Unless code `watches_program` between steps, changes are only looked for now and
+    then. If devices `are_alike`, replicas are compared.
     """
 
     def __init__(
@@ -83,7 +74,11 @@ class StepEngine:
         watches_program: bool = True,
         are_alike: bool = True,
     ) -> None:
-        self.members = members_of_loop(optimizer, clipping or {}, scaling or {})
+        clipping, scaling = clipping or {}, scaling or {}
+        self.members = {
+            name: Member(name, member, clipping.get(name, Clipping()), scaling.get(name))
+            for name, member in members_of(optimizer).items()
+        }
         self._all = list(self.members.values())
         self.model, self._optimizer = model, optimizer
         self.exchange, self._team = exchange, team
@@ -161,14 +156,8 @@ class StepEngine:
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
 
-        Args:
-            returned: what the loss function returned.
-            share: the shard's part of the global batch's samples, the weight of a mean.
-
-        Raises:
-            TypeError: `returned` is no loss.
-            RuntimeError: something else has called ``backward``.
-            ValueError: the loss is no scalar, or depends on no parameter.
+        `returned` is what the loss function returned, `share` the shard's part of the global
+        batch's samples.
         """
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
@@ -176,7 +165,7 @@ class StepEngine:
         self.records.take(shard, loss)
         if self.passes.scaling is None and is_known_bad(loss):
             # Everybody will read its record and raise the same error; nobody updates anything.
-            finished = self.passes.skip(shard)
+            finished = self.passes.stack.push_nothing(shard)
         else:
             check_differentiable(loss)
             finished = self.passes.add(shard, loss, share)
@@ -187,7 +176,7 @@ class StepEngine:
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
-        finished = self.passes.skip(shard)
+        finished = self.passes.stack.push_nothing(shard)
         if finished is not None:
             self.exchange.publish(*finished)
         self.records.write(shard, None)
@@ -203,9 +192,8 @@ class StepEngine:
     def arrive(self) -> Sequence[int] | None:
         """Meet the others once the own shards are done. Collective.
 
-        Returns:
-            None when the shards of the whole step are done. Else somebody was lost, and these are
-            to be computed here too, maybe none; then this is called again.
+        None: the shards of the whole step are done. Else somebody was lost, and these are to be
+        computed here too, maybe none; then this is called again.
         """
         self.check_passes()
         self._meet_fault("gradients", self.sums.step)
@@ -237,14 +225,9 @@ class StepEngine:
     def finish(self) -> tuple[StepMeans, bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
 
-        Returns:
-            The means by name, and whether the step is done; if not, somebody was lost in the midst
-            of the update, and :meth:`BetweenSteps.go_back` must be called.
-
-        Raises:
-            NonFiniteLossError: the loss of a shard is NaN or infinite, or, where losses are scaled,
-                gradients are with any scale; nothing was updated.
-            RuntimeError: something else changed the parameters meanwhile.
+        Gives the means by name, and whether the step is done; if not, somebody was lost in the
+        midst of the update, and :meth:`BetweenSteps.go_back` must be called. A NonFiniteLossError
+        leaves everything as it was.
         """
         means, is_whole = self._sum()
         if not is_whole:
@@ -307,7 +290,7 @@ class StepEngine:
             return False
         for member in self._active:
             member.update.commit()
-        self.passes.commit()
+        self.exchange.buffers.commit()
         if self.passes.scaling is not None:
             self.passes.scaling.update(is_skipped=self.sums.are_skipped)
         self.guard.remember()

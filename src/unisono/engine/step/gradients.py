@@ -18,14 +18,9 @@ Gradients = list["torch.Tensor | None"]
 
 
 class GradientStack:
-    """The parts that one worker adds up in a step. Final.
+    """The parts that one worker adds up in a step, from left to right. Final.
 
-    Args:
-        parameters: those that the optimizer updates.
-        parts: the worker's parts, from left to right.
-
-    Attributes:
-        last_shard: the one that ends the last part; None: there are no parts.
+    `last_shard` ends the last part; None: there are no parts.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], parts: Sequence[Node]) -> None:
@@ -50,13 +45,8 @@ class GradientStack:
         """Add up one parameter's part as soon as the backward pass of the last shard has left it.
 
         What has been pushed is not changed: the same parameter may come again, with another
-        gradient, and :meth:`push` takes what counts in the end.
-
-        Args:
-            gradient: what is in its ``.grad`` now.
-
-        Returns:
-            The last part, and the parameter's sum over it.
+        gradient, and :meth:`push` takes what counts in the end. Gives the last part, and the
+        parameter's sum over it.
         """
         assert self.last_shard is not None
         count, total = self._additions[self.last_shard], gradient
@@ -74,8 +64,7 @@ class GradientStack:
     def push(self, shard: int) -> tuple[Node, Gradients] | None:
         """Take the gradients that a backward pass has just left in ``.grad``.
 
-        Returns:
-            The part that ends with this shard, if one does, and its sums.
+        Gives the part that ends with this shard, if one does, and its sums.
         """
         gradients: Gradients = []
         for parameter in self._parameters:
@@ -112,12 +101,7 @@ class _Early(NamedTuple):
 
 
 def _added(left: Gradients, right: Gradients, *, is_divided: bool) -> Gradients:
-    """Add those of two sub-trees, in the memory of the left ones.
-
-    Args:
-        left, right: of each parameter.
-        is_divided: whether parameters are on several devices.
-    """
+    """Add those of two sub-trees, in the memory of the left ones."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         lists = [a for a, _ in both], [b for _, b in both]

@@ -8,10 +8,8 @@ A loss function returns, for one shard,
   those that are integers or booleans are counts, and are added up. In it, ``"per_sample"`` is a
   dict of tensors with a row for each sample, which come together.
 
-Losses and scalars of a step that are still on an accelerator: read all at once.
-
-Reading one number makes the host wait for all that the device has been given to do. So the numbers
-of all shards are copied together, when the shards' passes have been issued.
+Reading one number makes the host wait for all that an accelerator has been given to do. So the
+numbers of all shards are copied together, when the shards' passes have been issued.
 """
 
 from __future__ import annotations
@@ -62,20 +60,12 @@ class ShardLoss:
         return [number for pair in pairs for number in pair if isinstance(number, OnDevice)]
 
     def numbers(self) -> dict[str, tuple[float, float]]:
-        """Give :attr:`scalars` as numbers; waits for the device.
-
-        Raises:
-            ValueError: a weight is negative.
-        """
+        """Give :attr:`scalars` as numbers; waits for the device."""
         here = self.with_numbers(number.tensor.item() for number in self.on_device)
         return here.scalars  # type: ignore[return-value]
 
     def with_numbers(self, numbers: Iterator[float]) -> ShardLoss:
-        """Fill in the numbers of :attr:`on_device`, in that order.
-
-        Raises:
-            ValueError: a weight is negative.
-        """
+        """Fill in the numbers of :attr:`on_device`, in that order."""
         scalars: dict[str, tuple[Scalar, Scalar]] = {}
         for name, pair in self.scalars.items():
             total, weight = (
@@ -86,16 +76,7 @@ class ShardLoss:
 
 
 def read_loss(value: Any, num_samples: int) -> ShardLoss:
-    """Make one shard's loss uniform.
-
-    Args:
-        value: what the loss function returned.
-        num_samples: the shard's samples, the weight of means.
-
-    Raises:
-        TypeError: it is none of the three forms, or gives something else than rows per sample.
-        ValueError: it has more than one element, or a weight is negative.
-    """
+    """Make one shard's loss uniform; `num_samples` is the weight of means."""
     values = value if isinstance(value, Mapping) else {"loss": value}
     if "loss" not in values:
         raise TypeError(
@@ -125,16 +106,16 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
 
 def _rows(values: Any, num_samples: int) -> dict[str, torch.Tensor]:
     """Check what a loss function gives per sample."""
-    for name, value in dict(values if isinstance(values, Mapping) else {"": values}).items():
-        if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != num_samples:
-            seen = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    is_named = isinstance(values, Mapping)
+    for name, value in values.items() if is_named else [("it", values)]:
+        is_tensor = isinstance(value, torch.Tensor)
+        if not (is_named and is_tensor and value.ndim and len(value) == num_samples):
+            seen = tuple(value.shape) if is_tensor else type(value).__name__
             raise TypeError(
                 f'`"{PER_SAMPLE}"` of a loss function must be a dict of tensors with a row for '
-                f"each of the {num_samples} samples, but {name or 'it'!r} is {seen}: compute the "
-                f'loss of each sample (`reduction="none"`), for example.'
+                f"each of the {num_samples} samples, but {name!r} is {seen}: compute the loss of "
+                f'each sample (`reduction="none"`), for example.'
             )
-    if not isinstance(values, Mapping):
-        raise TypeError(f'`"{PER_SAMPLE}"` must be a dict of tensors: give this one a name.')
     return {str(name): value.detach() for name, value in values.items()}
 
 
@@ -164,9 +145,7 @@ def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
 def non_finite_norm(value: float, step: int, parameters: tuple[str, ...]) -> NonFiniteLossError:
     """Make the error that every worker raises when gradients to be clipped are not finite.
 
-    Args:
-        value: their norm.
-        parameters: those whose gradients are not finite, as far as this worker knows.
+    `parameters` are those whose gradients are not, as far as this worker knows.
     """
     return NonFiniteLossError(
         f"the norm of the gradients must be finite, but is {value} in step {step}, though every "
@@ -184,11 +163,7 @@ def non_finite_unscaled(
 ) -> NonFiniteLossError:
     """Make the error that every worker raises when no scale of the loss helps.
 
-    Args:
-        scale: which it has come down to.
-        step: counted over the whole run.
-        bad: a shard whose loss is not finite, and that loss, if there is one.
-        parameters: those whose gradients are not finite, as far as this worker knows.
+    `bad` is a shard whose loss is not finite, and that loss, if there is one.
     """
     shard, value = (None, math.nan) if bad is None else bad
     because = "" if bad is None else f" (the loss of shard {shard} is {value})"
@@ -205,11 +180,7 @@ def non_finite_unscaled(
 
 
 def check_differentiable(loss: ShardLoss) -> None:
-    """Refuse a loss that no parameter had a part in.
-
-    Raises:
-        ValueError: it carries no graph.
-    """
+    """Refuse a loss that no parameter had a part in."""
     if not loss.tensor.requires_grad:
         raise ValueError(
             "the loss must depend on the model's parameters, but has no gradient: compute it from "
@@ -269,11 +240,7 @@ def _number(name: str, value: Any, times: int = 1) -> Scalar:
 
 
 class PendingLosses:
-    """The losses of a step that have numbers on an accelerator. Final.
-
-    Attributes:
-        losses: by shard.
-    """
+    """The losses of a step, by shard, that have numbers on an accelerator. Final."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
@@ -281,11 +248,7 @@ class PendingLosses:
         self._host = torch.empty(0, dtype=torch.float64, device=HOST)
 
     def read(self) -> Iterator[tuple[int, ShardLoss]]:
-        """Give every shard's loss with its numbers, once all copies are made. Waits for the device.
-
-        Raises:
-            ValueError: a weight is negative.
-        """
+        """Give every shard's loss with its numbers, once all are copied; waits for the device."""
         losses, self.losses = self.losses, []
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
         if self._host.numel() != len(tensors):

@@ -26,8 +26,7 @@ SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an erro
 class LossScaling(Transform):
     """What torch's ``GradScaler`` does, in parts that several workers can do together. Final.
 
-    Args:
-        scaler: the user's; its scale is kept up to date, and its state is the run's.
+    The user's `scaler` is kept up to date, and its state is the run's.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
@@ -35,13 +34,7 @@ class LossScaling(Transform):
 
     @classmethod
     def of(cls, scaler: Any, optimizer: Optimizer) -> LossScaling | None:
-        """Scale as a user's scaler does; None if there is none, or it is not enabled.
-
-        Raises:
-            TypeError: it is no ``GradScaler``.
-            ValueError: the optimizer updates parameters in float16, whose gradients torch does not
-                unscale either.
-        """
+        """Scale as a user's scaler does; None if there is none, or it is not enabled."""
         if scaler is None:
             return None
         if not isinstance(scaler, torch.amp.GradScaler):
@@ -93,11 +86,7 @@ class LossScaling(Transform):
         return UpdateVerdict.SKIP
 
     def unscale(self, gradients: list[torch.Tensor]) -> bool:
-        """Divide gradients by the scale, in place.
-
-        Returns:
-            Whether all of them are finite.
-        """
+        """Divide gradients by the scale, in place; gives whether all of them are finite."""
         if not gradients:
             return True
         device = gradients[0].device

@@ -33,9 +33,7 @@ _FULL_AT_FIRST, _FULL_EVERY = 2, 64  # steps
 class ModelGuard:
     """Watches a model whose parameters an exchange has bound. Final.
 
-    Args:
-        model, optimizer: the user's.
-        fixed: the parameters that the optimizer does not update.
+    `fixed` are the parameters that the optimizer does not update.
     """
 
     def __init__(
@@ -92,11 +90,7 @@ class ModelGuard:
             self._parameters[at].grad = self._guards[at]
 
     def release_gradients(self) -> None:
-        """Take the guards away, so that a backward pass allocates each gradient.
-
-        Raises:
-            RuntimeError: the program has put something else there.
-        """
+        """Take the guards away, so that a backward pass allocates each gradient."""
         if not self._where:
             return
         if self._is_full:
@@ -121,9 +115,6 @@ class ModelGuard:
         """Refuse gradients that no shard's loss has led to, or that were put or taken away.
 
         `optimizer.zero_grad()` may take all away, as programs do from habit.
-
-        Raises:
-            RuntimeError: there is something else than was left there.
         """
         gradients = list(map(_GRADIENT, self._parameters))
         if all(map(operator.is_, gradients, self._left)):
@@ -189,11 +180,7 @@ class Structure:
             self._note()
 
     def check(self) -> None:
-        """Refuse to go on with a model that has got or lost parameters or buffers.
-
-        Raises:
-            RuntimeError: it has; names the first.
-        """
+        """Refuse to go on with a model that has got or lost parameters or buffers."""
         if self._ids() == self._noted and [*map(len, self._buffers)] == self._num_buffers:
             return
         now, before = _named(self._model), self._names

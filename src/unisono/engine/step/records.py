@@ -6,8 +6,6 @@ A record is written by the worker that computed the shard::
     (sum f64, weight f64)… │ names, JSON
 
 Sums over shards are taken in the canonical order, so means have the same bits everywhere.
-
-Timers for the phases of a step on one worker.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ class Form(enum.IntEnum):
 class StepMeans(dict[str, float]):
     """By name, the mean over all samples (or the true weight) of a step. Final.
 
-    Attributes:
-        sums: what each is made of: the sum and its weight; of a count, the sum and None.
+    `sums` is what each is made of: the sum and its weight; of a count, the sum and None.
     """
 
     def __init__(self, sums: Mapping[str, tuple[float, float | None]]) -> None:
@@ -70,44 +67,25 @@ class StepTotals:
 
 
 class Record(NamedTuple):
-    """One shard's record, as read.
+    """One shard's record, as read."""
 
-    Attributes:
-        form: see :class:`Form`.
-        pairs: sum, weight, sum, weight, … of its scalars.
-        names: theirs, the loss first, in JSON.
-        has_rows: whether there are values per sample.
-        options: stands for the options that the writer's optimizers had.
-        seen: stands for the writer's replica of parameters and optimizer state; 0: not looked at.
-    """
-
-    form: int
-    pairs: tuple[float, ...]
-    names: bytes
-    has_rows: int
-    options: int
-    seen: int
+    form: int  # see `Form`
+    pairs: tuple[float, ...]  # sum, weight, sum, weight, … of its scalars
+    names: bytes  # theirs, the loss first, in JSON
+    has_rows: int  # whether there are values per sample
+    options: int  # stands for the options that the writer's optimizers had
+    seen: int  # stands for the writer's replica of the state; 0: not looked at
 
 
 class Records:
-    """Writes and reads the records of one loop's shards. Final.
-
-    Attributes:
-        pending: losses computed here whose numbers are not on the host yet.
-        per_sample: by shard computed here, what its loss function has returned per sample.
-        all: those of a whole step, once all its shards are done.
-        has_rows: whether shards of it have values per sample, the same on every worker.
-        bad: the first shard of them whose loss is not finite, and that loss; None: there is none.
-        options: stands for the options of this worker's optimizers in the step under way.
-        seen: stands for its replica of parameters and optimizer state; 0: not looked at.
-    """
+    """Writes and reads the records of one loop's shards. Final."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._rows, self._is_host = exchange.memory.arena.rows, exchange.device.is_host
         self.pending = PendingLosses(exchange.copies)
-        self.per_sample: dict[int, dict[str, torch.Tensor]] = {}
-        self.all: list[Record] = []
-        self.bad: tuple[int, float] | None = None
+        self.per_sample: dict[int, dict[str, torch.Tensor]] = {}  # by shard computed here
+        self.all: list[Record] = []  # once all shards of a step are done
+        self.bad: tuple[int, float] | None = None  # a shard whose loss is not finite, and that
         self._speaker, self.has_rows = 0, False
         self.options = self.seen = 0
 
@@ -131,11 +109,7 @@ class Records:
             self.write(shard, loss)
 
     def write(self, shard: int, loss: ShardLoss | None) -> None:
-        """Publish one shard's record; None for an empty shard.
-
-        Raises:
-            ValueError: there are more names than a record can hold.
-        """
+        """Publish one shard's record; None for an empty shard."""
         row = self._rows[shard]
         if loss is None:
             _HEAD.pack_into(row, 0, Form.EMPTY, 0, 0, 0, 0, self.seen)
@@ -160,12 +134,7 @@ class Records:
         return records
 
     def totals(self) -> StepTotals:
-        """Add up the records of all shards.
-
-        Raises:
-            MismatchError: shards disagree about the form of the loss or the names.
-            ValueError: the weights add up to nothing.
-        """
+        """Add up the records of all shards, which must agree about form and names."""
         records = self.all
         speaker, first = self._speaker, records[self._speaker]
         for shard, record in enumerate(records):

@@ -6,7 +6,6 @@
     start(shard)    generators and buffers are ready for its forward pass
     add(shard)      its loss is differentiated, and its gradients are added to a part, which is
                     finished with its last shard
-    commit          the buffers are those that the first shard with samples has left
 """
 
 from __future__ import annotations
@@ -34,16 +33,7 @@ Finished = tuple[Node, Gradients]
 class ShardPasses:
     """Computes the shards of one worker in the steps of one loop. Final.
 
-    Args:
-        own: generators of the program's own, which are seeded with the default ones.
-
-    Attributes:
-        at: which step, epoch and batch it is, for :func:`unisono.progress`.
-        shards: those of this worker, in the order in which it computes them.
-        stack: the sums of the step under way.
-        scaling: how losses are scaled; None: not at all.
-        others: parameters that stay as they are in this update, as they belong to other optimizers:
-            their gradients are dropped.
+    `own` generators of the program's are seeded with the default ones.
     """
 
     scaling: LossScaling | None = None
@@ -54,6 +44,7 @@ class ShardPasses:
         self._exchange, self._seed = exchange, seed
         self._own = own if own is not None and own.found else None
         self._device, self._num_shards = exchange.device, exchange.division.num_shards
+        # of other optimizers than those of this update: their gradients are dropped
         self.others: Sequence[nn.Parameter] = ()
         self._now, self.at = now(), (0, 0, 0)
         self._step = self._first_shard = self._turn = 0
@@ -72,10 +63,8 @@ class ShardPasses:
     def begin(self, step: int, first_shard: int, turn: int = 0) -> None:
         """Be ready for the passes of an update; what one before has not finished is forgotten.
 
-        Args:
-            step: counted over the whole run.
-            first_shard: the first one that has samples; the buffers that it leaves are kept.
-            turn: how many updates the step has had.
+        The buffers that `first_shard`, the first that has samples, leaves are kept. `turn`: updates
+        that the step has had.
         """
         self._step, self._first_shard, self._turn = step, first_shard, turn
         self._exchange.buffers.begin(step)
@@ -124,20 +113,14 @@ class ShardPasses:
         self.start(shard)
 
     def differentiate(self, loss: ShardLoss, share: float) -> None:
-        """Leave a shard's gradients in ``.grad``.
-
-        Args:
-            loss: of the shard.
-            share: the shard's part of the global batch's samples, the weight of a mean.
-        """
+        """Leave a shard's gradients in ``.grad``; `share` is the weight of a mean."""
         tensor = loss.tensor if self.scaling is None else self.scaling.scaled(loss.tensor)
         self._device.backward(tensor, torch.full_like(tensor, 1.0 if loss.is_sum else share))
 
     def add(self, shard: int, loss: ShardLoss, share: float) -> Finished | None:
         """Take a shard's loss, once its forward pass is issued; see :meth:`differentiate`.
 
-        Returns:
-            The part that ends with this shard, if one does, to be published.
+        Gives the part that ends with this shard, if one does, to be published.
         """
         exchange, stack = self._exchange, self.stack
         if shard != stack.last_shard or not exchange.takes_early:
@@ -154,14 +137,6 @@ class ShardPasses:
             exchange.buffers.keep()
         return finished
 
-    def skip(self, shard: int) -> Finished | None:
-        """Take into account that a shard adds nothing to its part; returns as :meth:`add` does."""
-        return self.stack.push_nothing(shard)
-
-    def commit(self) -> None:
-        """Finish a step, or an evaluation within it, once its update is everybody's."""
-        self._exchange.buffers.commit()
-
 
 @contextmanager
 def published_early(
@@ -173,12 +148,8 @@ def published_early(
     """Publish each gradient that the backward pass in the block leaves, summed over the last part.
 
     Bytes travel while the rest is still computed. Hooks are set before that pass and removed after
-    it, so they come behind all hooks of the program.
-
-    Args:
-        parameters: those that the optimizers update.
-        stack: has the shards before this one, which is the last.
-        others: those of `parameters` that stay as they are in this update.
+    it, so they come behind all hooks of the program. Parameters of `others` stay as they are in
+    this update.
     """
 
     def publish(index: int, parameter: torch.Tensor) -> None:

@@ -45,31 +45,16 @@ class UpdateVerdict(enum.Enum):
 
 
 class Sums:
-    """The summed gradients of an update, which transforms change. Final.
-
-    Args:
-        exchange: has added them up.
-        timers: of this worker's phases.
-        names: of the parameters that are updated.
-
-    Attributes:
-        exchange: as above.
-        step: which one, counted over the whole run.
-        named: says in meetings which update it is.
-        present: for each parameter, whether it has a gradient.
-        bad: a shard whose loss is not finite, and that loss, if there is one.
-        norm: of all gradients, before they were clipped by it; else None.
-        has_norm: whether they are to be clipped by it.
-        are_skipped: whether they were not finite, with a scaled loss.
-    """
+    """The summed gradients of an update, which transforms change. Final."""
 
     def __init__(self, exchange: Exchange, timers: PhaseTimers, names: Sequence[str]) -> None:
         self.exchange, self._timers, self.names = exchange, timers, names
-        self.step, self.named = 0, ""
-        self.present: Sequence[bool] = ()
-        self.bad: tuple[int, float] | None = None
-        self.norm: float | None = None
-        self.has_norm = self.are_skipped = False
+        self.step, self.named = 0, ""  # says in meetings which update it is
+        self.present: Sequence[bool] = ()  # for each parameter, whether it has a gradient
+        self.bad: tuple[int, float] | None = None  # a shard whose loss is not finite, and that
+        self.norm: float | None = None  # of all gradients, before they were clipped by it
+        self.has_norm = False  # they are to be clipped by it
+        self.are_skipped = False  # they were not finite, with a scaled loss
 
     def meet(self, meet: Callable[[str], Met], what: str) -> Met:
         """Meet the others for something of this update."""
@@ -79,13 +64,10 @@ class Sums:
         return met
 
     def groups(self, own: Container[int] | None = None) -> list[list[torch.Tensor]]:
-        """View this worker's pieces that are there, in lists that one call takes.
+        """View this worker's pieces that are there, of `own` parameters or of all, in groups.
 
         What has no dimensions has none here either: by a scalar of a wider dtype, such as the norm,
         torch multiplies it in that dtype, but a vector in its own.
-
-        Args:
-            own: which parameters; None: all.
         """
         exchange = self.exchange
         pieces = [
@@ -112,11 +94,7 @@ class Transform(ABC):
 
     @abstractmethod
     def apply(self, sums: Sums) -> UpdateVerdict:
-        """Change them. Collective.
-
-        Raises:
-            NonFiniteLossError: gradients are not finite and must be; nothing is updated.
-        """
+        """Change them. Collective."""
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -144,14 +122,8 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 class Clipping:
     """How gradients are clipped; not at all if both are None.
 
-    Attributes:
-        norm: the largest norm of all gradients together; infinite: the norm is computed, and
-            nothing is scaled.
-        value: the largest magnitude of each element.
-
-    Raises:
-        TypeError: one is not a number.
-        ValueError: one is not above zero, or both are given.
+    `norm` is the largest norm of all gradients together (infinite: it is computed, and nothing is
+    scaled), `value` the largest magnitude of each element.
     """
 
     norm: float | None = None
@@ -178,11 +150,7 @@ class Clipping:
             )
 
     def check_fits(self, optimizer: Optimizer) -> None:
-        """Refuse to clamp what has no order.
-
-        Raises:
-            ValueError: a parameter is complex.
-        """
+        """Refuse to clamp what has no order."""
         if self.value is None:
             return
         for group in optimizer.param_groups:
@@ -199,23 +167,16 @@ OnGradients = Callable[[int, dict[str, torch.Tensor]], Any]
 
 
 class GradientHook(Transform):
-    """Calls a program's function of the gradients. Final.
+    """Calls a program's function, with generators seeded for it. Final.
 
-    Args:
-        function: takes (step, gradients by name), changes them in place or returns others by name.
-        seed: seeds generators for it.
+    It takes (step, gradients by name), and changes them in place or returns others by name.
     """
 
     def __init__(self, function: OnGradients, seed: Callable[[str], None]) -> None:
         self._function, self._seed = function, seed
 
     def apply(self, sums: Sums) -> UpdateVerdict:
-        """Call it.
-
-        Raises:
-            TypeError: it returns something else than gradients by name.
-            ValueError: one does not fit its parameter.
-        """
+        """Call it."""
         if not sums.meet(sums.exchange.all_sums, "sums"):
             return UpdateVerdict.LOST
         self._seed("gradients")
@@ -311,11 +272,7 @@ def transforms_of(
     hook: GradientHook | None,
     clipped: Sequence[tuple[Clipping, Container[int]]],
 ) -> list[Transform]:
-    """Wire what happens between the sum and the update, in this order.
-
-    Args:
-        clipped: how gradients are clipped, and of which parameters.
-    """
+    """Wire what happens between the sum and the update, in this order."""
     by_value = [(how.value, own) for how, own in clipped if how.value is not None]
     by_norm = [(how.norm, own) for how, own in clipped if how.norm is not None]
     order: tuple[Transform | None, ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared_optimizer_state import PiecesOfState
-from unisono.engine.state.optimizers import bare_step, is_surrounded, members_of
+from unisono.engine.state.optimizers import bare_step, is_surrounded
 from unisono.engine.step.loss_scaling import LossScaling
 from unisono.engine.step.transforms import Clipping
 from unisono.plan.shards import Piece
@@ -28,13 +28,6 @@ _PLAIN = (bool, int, float, str, tuple)
 def pass_for_stepped(optimizer: Optimizer) -> None:
     """Mark an optimizer as stepped, which schedules check."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
-
-
-def updated_by(optimizer: Optimizer, exchange: Exchange) -> dict[int, torch.nn.Parameter]:
-    """Find the parameters of one of a run's optimizers, by their positions in the exchange."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    each = enumerate(exchange.parameters)
-    return {index: parameter for index, parameter in each if id(parameter) in own}
 
 
 class Options:
@@ -78,20 +71,13 @@ class Options:
 
 @dataclass(slots=True)
 class Member:
-    """One of a run's optimizers in the steps of one loop.
-
-    Attributes:
-        name: its own among several; one alone has "".
-        clipping: how the gradients of its parameters are clipped.
-        scaling: how losses are scaled for it; None: not at all.
-        parameters: those that it updates, by their positions in the exchange.
-        update: what this worker does of it now.
-    """
+    """One of a run's optimizers in the steps of one loop."""
 
     name: str
     optimizer: Optimizer
     clipping: Clipping
     scaling: LossScaling | None
+    # by their positions in the exchange
     parameters: dict[int, torch.nn.Parameter] = field(init=False)
     update: SlicedUpdate | WholeUpdate = field(init=False)
 
@@ -106,7 +92,9 @@ class Member:
 
     def follow(self, exchange: Exchange) -> None:
         """Be ready to update what an exchange says is this worker's now."""
-        self.parameters = updated_by(self.optimizer, exchange)
+        own = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
+        each = enumerate(exchange.parameters)
+        self.parameters = {index: parameter for index, parameter in each if id(parameter) in own}
         if exchange.optimizer_state is None:
             self.update = WholeUpdate(self, exchange)
         else:
@@ -115,22 +103,8 @@ class Member:
             )
 
 
-def members_of_loop(
-    optimizer: Optimizer, clipping: Mapping[str, Clipping], scaling: Mapping[str, LossScaling]
-) -> dict[str, Member]:
-    """Name the optimizers of a loop, with what there is for each."""
-    return {
-        name: Member(name, member, clipping.get(name, Clipping()), scaling.get(name))
-        for name, member in members_of(optimizer).items()
-    }
-
-
 class SlicedUpdate:
-    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final.
-
-    Args:
-        pieces, totals: this worker's, with the sums of their gradients.
-    """
+    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final."""
 
     def __init__(
         self,
@@ -157,11 +131,7 @@ class SlicedUpdate:
         self.commit()
 
     def check_step(self) -> None:
-        """Refuse code that was put around the optimizer's `step` since the loop began.
-
-        Raises:
-            RuntimeError: there is such code.
-        """
+        """Refuse code that was put around the optimizer's `step` since the loop began."""
         if is_surrounded(self._optimizer):
             raise RuntimeError(
                 "hooks of an optimizer's `step`, and what is put around it, must be there before "
@@ -169,14 +139,7 @@ class SlicedUpdate:
             )
 
     def apply(self, present: Sequence[bool]) -> None:
-        """Update this worker's pieces of the parameters that have a gradient.
-
-        Args:
-            present: for each parameter, whether it has a gradient in this step.
-
-        Raises:
-            RuntimeError: the optimizer keeps other state now.
-        """
+        """Update this worker's pieces of the parameters that have a gradient."""
         if not (self._dense and all(present)):
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None

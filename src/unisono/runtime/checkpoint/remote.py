@@ -38,8 +38,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 _SECRET_LETTERS, _QUERY_LETTERS = 8, 4  # shorter ones are in other words, too
 _ANSWER_BYTES_AT_MOST, _LOOK_EVERY_S = 1 << 16, 0.05
 _START = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
+    "import sys; sys.path.append(sys.argv[1]); "
     "from unisono.runtime.checkpoint.remote_process import main; main()"
 )
 _processes: dict[str, subprocess.Popen[bytes]] = {}  # by local folder
@@ -96,7 +95,7 @@ def start_copying(folder: str, work: Mapping[str, Any]) -> None:
         _end(before)
     with signals_held_back():
         process = _processes[folder] = subprocess.Popen(
-            [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3])],
+            [sys.executable, "-P", "-c", _START, str(Path(__file__).resolve().parents[3])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the program
@@ -145,16 +144,21 @@ atexit.register(finish_copying)
 os.register_at_fork(after_in_child=_processes.clear)
 
 
+def refusal(url: str, trouble: str) -> str:
+    """Say why a run cannot begin with a URL."""
+    return (
+        f"`directory` must be a URL that can be read and written when a run begins, but "
+        f"{masked(url)} {trouble}: set it right, or pass another `directory`."
+    )
+
+
 def answer_path(folder: Path, session: str) -> Path:
     """Name the file in which the process says that the folder is up to what is at the URL."""
     return folder / f".remote-{session}.json"
 
 
 def await_answer(folder: Path, work: Mapping[str, Any]) -> None:
-    """Wait until the process of a folder has brought it up to what is at the URL.
-
-    Raises a CheckpointError with its reason if it cannot.
-    """
+    """Wait until a folder is brought up to what is at the URL, or raise a CheckpointError."""
     path = answer_path(folder, work["session"])
 
     def look(waited_s: float) -> str:
@@ -164,8 +168,8 @@ def await_answer(folder: Path, work: Mapping[str, Any]) -> None:
         except FileNotFoundError:
             raise NotThereError(str(path)) from None
 
-    late = CheckpointError("the process that reads `directory` must answer, but does not.")
-    error = wait_for(look, REMOTE.in_s() + LEASE_S + 2 * GRACE_S, lambda _: late)
+    late = CheckpointError(refusal(work["url"], "does not answer"))
+    error = wait_for(look, REMOTE.in_s() + LEASE_S + GRACE_S, lambda _: late)
     path.unlink()
     if error:
         raise CheckpointError(error)

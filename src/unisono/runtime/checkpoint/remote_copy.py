@@ -25,7 +25,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,9 @@ class Copy:
         Raises a CheckpointError if another job owns it, or what is there is of no use.
         """
         before = self._left().get("session") if self._work["owns"] else None
-        known = self._note()
+        known: list[Any] = []  # the sessions that the local folder knows
+        with suppress(OSError, NotPlainFileError, TypeError, ValueError, RecursionError):
+            known += json.loads(_read(self._folder / NOTE))
         is_continued = before in known
         self._there = self._found_there()
         if self._work["resumes"]:
@@ -121,13 +123,11 @@ class Copy:
         return ", ".join(what)
 
     def beat(self, **facts: Any) -> None:
-        """Give a sign of life; raises a TakenError of another owner."""
+        """Give a sign of life."""
         with self._beating:
             there = self._read_owner()
             if there.get("session", self._owner["session"]) != self._owner["session"]:
                 raise TakenError
-            if not there:  # all was removed
-                self._there, self._copied = self._found_there(), {}
             self._owner |= {"beat": self._owner["beat"] + 1, **facts}
             self._remote.write(OWNER, json.dumps(self._owner).encode())
 
@@ -137,19 +137,14 @@ class Copy:
             with suppress(Exception):  # the rounds say what is wrong
                 self.beat()
 
-    def _note(self) -> list[Any]:
-        """Read which sessions the local folder knows."""
-        with suppress(OSError, NotPlainFileError, ValueError, RecursionError):
-            known = json.loads(_read(self._folder / NOTE))
-            return known if isinstance(known, list) else []
-        return []
-
     def _left(self) -> dict[str, Any]:
         """Read who has owned it, once that one has left or is dead."""
         first, until_s = self._read_owner(), time.monotonic() + LEASE_S
-        if first and not self._is_over(first):
-            who = f"process {first.get('pid')} on {first.get('name')}"
-            say(f"{self.place} was in use by {who}: waiting up to {LEASE_S:.0f} s for its word")
+        if not self._is_over(first):
+            say(
+                f"{self.place} was in use by {_named(first)}: waiting up to {LEASE_S:.0f} s for "
+                f"its word"
+            )
             while time.monotonic() < until_s and not self._is_over(now := self._read_owner()):
                 if now != first:
                     raise self._in_use(now)
@@ -178,8 +173,7 @@ class Copy:
     def _in_use(self, owner: dict[str, Any]) -> CheckpointError:
         return CheckpointError(
             f"a run directory must belong to one job at a time, but {self.place} is in use by "
-            f"process {owner.get('pid')} on {owner.get('name')}: wait until that has ended, or "
-            f"pass another `directory`."
+            f"{_named(owner)}: wait until that has ended, or pass another `directory`."
         )
 
     def _read_owner(self) -> dict[str, Any]:
@@ -200,6 +194,7 @@ class Copy:
         return found
 
     def _here(self) -> dict[int, _Stored]:
+        """Likewise here."""
         here = {}
         for step, end in self._local.ends().items():
             with suppress(OSError, NotPlainFileError):  # it was removed meanwhile
@@ -318,6 +313,10 @@ class Copy:
                 self._remote.remove(_in(step, ""))
 
 
+def _named(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('name')}"
+
+
 def _in(step: int, name: str) -> str:
     return f"{CHECKPOINTS}/{name_of(step)}/{name}"
 
@@ -356,15 +355,16 @@ class RemoteFiles:
         return b""
 
     def write(self, name: str, data: bytes | Path) -> None:
-        """Write a file, or copy a local one."""
+        """Write a file, or copy a local one, into a folder that is made if it is not there."""
         path = self._at(name)
-        if isinstance(data, Path):
-            check_plain(data)
-            self._in_folder(path, lambda: self._fs.put_file(str(data), path))
-        else:
-            self._in_folder(path, lambda: self._fs.pipe_file(path, data))
 
-    def _in_folder(self, path: str, write: Callable[[], None]) -> None:
+        def write() -> None:
+            if isinstance(data, Path):
+                check_plain(data)
+                self._fs.put_file(str(data), path)
+            else:
+                self._fs.pipe_file(path, data)
+
         try:
             write()
         except FileNotFoundError:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import CheckpointError
-from unisono.runtime.checkpoint.remote import LEASE_S, answer_path, masked
+from unisono.runtime.checkpoint.remote import answer_path, masked, refusal
 from unisono.runtime.checkpoint.remote_copy import PAUSE_S, Copy, TakenError
 from unisono.runtime.notices import say
 from unisono.runtime.plainfile import written_whole
@@ -39,12 +39,12 @@ class Keeper:
     def __init__(self, work: dict[str, Any]) -> None:
         self._work, self._place = work, masked(work["url"])
         self.copied: Copy | None = None
-        self._trouble = "it has not answered yet"
+        self._trouble = ""
         self._ends = threading.Event()  # the job has, so the rest is to be copied
 
     def open(self) -> str:
         """Open the copy, trying again and again; gives why it cannot be used, or nothing."""
-        until_s, is_told = time.monotonic() + self._work["timeout_s"], False
+        until_s = time.monotonic() + self._work["timeout_s"]
         while True:
             try:
                 copy = Copy(self._work)
@@ -57,10 +57,10 @@ class Keeper:
                 trouble = self._in_words(error)
                 is_final = isinstance(error, _NO_USE) or getattr(error, "errno", None) in _FULL
                 if is_final or "redential" in trouble or time.monotonic() > until_s:
-                    return self._refusal(trouble)
-                if not is_told:
+                    return refusal(self._work["url"], f"cannot: {trouble}")
+                if not self._trouble:
                     say(f"{self._place} cannot be reached ({trouble}): it is tried again")
-                self._trouble, is_told = trouble, True
+                self._trouble = trouble
                 time.sleep(PAUSE_S)
 
     def copy(self, copy: Copy) -> None:
@@ -76,9 +76,9 @@ class Keeper:
                 self._trouble = ""
                 if is_last:
                     is_over.set()
+                self._ends.wait(LOOK_S)
             except TakenError:
-                if not self._ends.is_set():
-                    say(f"{self._place} is another job's now: nothing more is copied there")
+                say(f"{self._place} is another job's now: nothing more is copied there")
                 is_over.set()
             except Exception as error:
                 if not self._trouble:
@@ -87,18 +87,11 @@ class Keeper:
                         f"on, and it is tried again"
                     )
                 self._trouble = self._in_words(error)
-            if not self._trouble:
-                self._ends.wait(LOOK_S)
-            else:
                 time.sleep(PAUSE_S)
 
-    def watch(self, answer: Path) -> None:
-        """Answer where opening hangs; wait for the job's end, and then no longer than it may be."""
-        until_s = time.monotonic() + self._work["timeout_s"] + LEASE_S
-        while not select.select([sys.stdin], [], [], LOOK_S)[0]:
-            if self.copied is None and time.monotonic() > until_s:
-                write_answer(answer, self._refusal(self._trouble))
-                os._exit(0)
+    def watch(self) -> None:
+        """Wait for the job's end, and then no longer than it may be."""
+        select.select([sys.stdin], [], [])
         self._ends.set()
         first_s = min(NOTICE.in_s(), self._work["timeout_s"])
         rest_s = self._work["timeout_s"] - first_s
@@ -117,21 +110,9 @@ class Keeper:
             if self.copied is not None and (missing := self.copied.missing()):
                 say(f"{self._place} lacks {missing}: {rest}")
 
-    def _refusal(self, trouble: str) -> str:
-        return (
-            f"`directory` must be a URL that can be read and written when a run begins, but "
-            f"{self._place} cannot: {trouble}: set it right, or pass another `directory`."
-        )
-
     def _in_words(self, error: Exception) -> str:
         words = (str(error).splitlines() or [""])[0]
         return masked(f"{type(error).__name__}: {words}".rstrip(". :"), self._work["url"])
-
-
-def write_answer(path: Path, error: str) -> None:
-    """Say that the folder is up to what is at the URL, or why it cannot be."""
-    with written_whole(path) as file:
-        file.write(json.dumps(error).encode())
 
 
 def main() -> None:
@@ -140,10 +121,11 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     work = json.loads(sys.stdin.readline())
     answer, keeper = answer_path(Path(work["folder"]), work["session"]), Keeper(work)
-    threading.Thread(target=keeper.watch, args=(answer,), daemon=True).start()
+    threading.Thread(target=keeper.watch, daemon=True).start()
     try:
         error = keeper.open()
-        write_answer(answer, error)
+        with written_whole(answer) as file:
+            file.write(json.dumps(error).encode())
         if work["owns"] and keeper.copied is not None:
             keeper.copy(keeper.copied)
     except OSError as error:

@@ -28,7 +28,6 @@ from unisono.runtime.checkpoint.folder import (
     Content,
     TooLargeError,
     check_folder,
-    digest_of_state,
     read_folder,
     write_folder,
 )
@@ -74,13 +73,6 @@ class RunDirectory:
             except CheckpointError as error:
                 entries.append(CheckpointEntry(path, step, 0, str(error)))
         return entries
-
-    def digests(self) -> dict[int, str]:
-        """Tell by step what is in each checkpoint that is whole: equal if model and optimizer are.
-
-        Each is checked to the last byte.
-        """
-        return {one.step: digest_of_state(one.path) for one in self.entries() if not one.trouble}
 
     def has(self, step: int) -> bool:
         """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
@@ -137,8 +129,8 @@ class RunDirectory:
     ) -> tuple[Contents | None, CheckpointEntry | None, list[CheckpointEntry]]:
         """Read the newest checkpoint that is whole; give its entry and what was passed over, too.
 
-        A CheckpointError of `read`, which makes the contents of the three files, passes it over. If
-        one has a file larger than there is a use for, it is of another model, so an older one would
+        A CheckpointError of `read`, which makes the contents of the three files, passes it over.
+        One with a file larger than there is a use for is of another model, so an older one would
         be, too: that raises.
         """
         passed_over: list[CheckpointEntry] = []
@@ -288,47 +280,27 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
     file_id = status.st_dev, status.st_ino
     with _making:  # else a second thread is kept out by the first
         held = _locks.get(file_id)
-        if held is not None:
+        try:
+            if held is None:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = _locks[file_id] = DirectoryLock(os.dup(fd), file_id)
+        except BlockingIOError:
+            pid = holder_of(directory)
+            raise CheckpointError(
+                f"a run directory must belong to one job at a time, but {shown(directory, 1000)} "
+                f"is in use by {'another process' if pid is None else f'process {pid}'}: wait "
+                f"until that has ended, or pass another `directory`."
+            ) from None
+        except OSError:
+            return None
+        finally:
             os.close(fd)
-            return held
-        return _locked(fd, file_id, directory)
-
-
-def _locked(fd: int, file_id: FileId, directory: Path) -> DirectoryLock | None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise CheckpointError(
-            f"a run directory must belong to one job at a time, but {shown(directory, 1000)} is "
-            f"in use by "
-            f"{_holder(file_id[1])}: wait until that has ended, or pass another `directory`."
-        ) from None
-    except OSError:
-        os.close(fd)
-        return None
-    made = _locks[file_id] = DirectoryLock(fd, file_id)
-    return made
+    return held
 
 
 def holder_of(directory: Path) -> int | None:
-    """Tell which process has locked a directory; None if none has, or nobody can tell."""
-    file_id = file_id_of(directory)
-    return None if file_id is None else _holder_pid(file_id[1])
-
-
-def _holder(inode: int) -> str:
-    """Name the process that has locked an inode, as far as the kernel tells."""
-    pid = _holder_pid(inode)
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
-        return "another process"
-    return f"process {pid} (`{shown(b' '.join(words).decode(errors='replace'))}`)"
-
-
-def _holder_pid(inode: int) -> int | None:
-    """Ask the kernel who has locked an inode. Source: proc(5), ``locks``."""
+    """Ask the kernel who has locked a directory, if it can tell. Source: proc(5), ``locks``."""
+    _, inode = file_id_of(directory) or (0, -1)
     try:
         for line in Path("/proc/locks").read_text().splitlines():
             _, kind, *_, pid, file_id, _, _ = line.split()

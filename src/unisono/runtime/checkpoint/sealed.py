@@ -22,12 +22,7 @@ HeldAt = Sequence[Any]
 
 
 class Sealed:
-    """Some bytes. Final.
-
-    Args:
-        fd: a sealed memfd, which is this object's from now on.
-        name: the memfd's; no other has it.
-    """
+    """Some bytes in a sealed memfd, which is this object's, of a name that no other has. Final."""
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd, self._name = fd, name

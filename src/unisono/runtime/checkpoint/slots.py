@@ -84,8 +84,8 @@ def write_blob(
 ) -> None:
     """Say what the state in a slot is, from `blob_at` on, a multiple of 64.
 
-    `facts` are the JSON that goes into run.json, `tensors` list those of each of
-    :data:`TENSOR_FILES`, and `extra` are bytes of those that do not lie in the state.
+    `facts` go into run.json, `tensors` list those of each of :data:`TENSOR_FILES`, and `extra` are
+    bytes of those that do not lie in the state.
     """
     with memoryview(slot) as view:
         assert blob_at % ALIGNMENT_BYTES == 0
@@ -132,8 +132,8 @@ def read_extras(
 def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[Data]]:
     """Make the three files of a checkpoint, each as chunks to be written one after the other.
 
-    Contiguous tensors are views of the slot, which must stay as it is until they are written. What
-    no file can hold is refused at once, with a ValueError, not while the chunks are taken.
+    Contiguous tensors are views of the slot. What no file can hold is refused at once, with a
+    ValueError.
     """
     blob = _Blob(slot, blob_at)
     files: dict[str, Iterable[Data]] = {
@@ -238,6 +238,10 @@ class Places:
         """Read what :meth:`as_json` wrote; other names are ignored."""
         named = {name.name: value[name.name] for name in fields(cls)}
         return cls(**{**named, "slots_at": tuple(named["slots_at"])})
+
+    def bounds(self, slot: int) -> slice:
+        """Say where a slot lies."""
+        return slice(self.slots_at[slot], self.slots_at[slot] + self.slot_bytes)
 
     def mark_at(self, slot: int) -> int:
         """Say where the mark of a slot lies."""

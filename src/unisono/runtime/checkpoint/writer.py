@@ -30,26 +30,17 @@ BUSY, FREE = b"\1", b"\0"
 class Kept:
     """A snapshot, where it lies and where it goes."""
 
-    key: int  # the memory that holds it
-    start: int  # its first byte there
-    stop: int  # the first byte after it
-    blob_at: int  # where in it the description begins
-    mark_at: int  # where in the memory its mark is
-    busy_at: int  # the byte of the memory that says whether it is being written
+    places: Places  # in the memory that holds it
+    slot: int
     step: int  # steps done
     directory: str  # the run directory
     keep: int  # how many checkpoints stay
     end: str = ""  # which loop has ended with it, see `RunDirectory.mark_end`; or empty
 
-    @classmethod
-    def of(
-        cls, places: Places, slot: int, step: int, directory: str, keep: int, end: str = ""
-    ) -> Kept:
-        """Describe one of the two slots of a memory."""
-        start = places.slots_at[slot]
-        stop = start + places.slot_bytes
-        marks = places.mark_at(slot), places.busy_at(slot)
-        return cls(places.key, start, stop, places.blob_at, *marks, step, directory, keep, end)
+    def mark(self, memory: mmap.mmap, busy: bytes) -> None:
+        """Say in the memory whether the slot is being written."""
+        at = self.places.busy_at(self.slot)
+        memory[at : at + 1] = busy
 
 
 def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
@@ -62,23 +53,18 @@ def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
     slot = places.newest(lambda offset, count: memory[offset : offset + count])
     if slot is None:
         return None
-    start = places.slots_at[slot]
-    with memoryview(memory) as whole, whole[start : start + places.slot_bytes] as view:
+    with memoryview(memory) as whole, whole[places.bounds(slot)] as view:
         facts = read_facts(view, places.blob_at)
     step = facts["position"]["step"]
-    return Kept.of(places, slot, step, loop["directory"], loop["keep"]) if step else None
+    return Kept(places, slot, step, loop["directory"], loop["keep"]) if step else None
 
 
 class CheckpointWriter:
     """Writes snapshots as checkpoints, one after the other. Final.
 
-    Args:
-        say: where troubles are told.
-        is_full: whether the disk is to be full for the n-th checkpoint, for tests.
-
-    Attributes:
-        locks: the directories that are this job's alone; nothing is written in others.
-        newest: what was written last, in words, with how to go on from it; empty before the first.
+    `say` tells troubles; `is_full`, for tests, whether the disk is full for the n-th checkpoint.
+    `locks` are the directories that are this job's alone. `newest` says what was written last, with
+    how to go on from it.
     """
 
     def __init__(
@@ -95,13 +81,11 @@ class CheckpointWriter:
     def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
         """Begin to write a snapshot, after the one before is written.
 
-        Args:
-            memory: the whole memory `kept` speaks of.
-            done: called from the thread when it is written or has failed.
+        `memory` is the whole memory that `kept` speaks of; `done` is called from the thread.
         """
         self.wait()
         self._num_begun += 1
-        memory[kept.busy_at : kept.busy_at + 1] = BUSY
+        kept.mark(memory, BUSY)
         self._thread = threading.Thread(
             target=self._write, args=(memory, kept, done, self._num_begun), name="unisono-writer"
         )
@@ -110,11 +94,8 @@ class CheckpointWriter:
     def hold(self, directory: Path, remote: Mapping[str, Any] | None) -> None:
         """Lock a directory, and begin to copy it to and from a URL if it has one.
 
-        Args:
-            remote: the work of ``remote_process.py``.
-
-        Raises:
-            CheckpointError: another process has it.
+        `remote` is the work of ``remote_process.py``. Raises a CheckpointError if another process
+        has it.
         """
         self.locks.hold(directory)
         if remote is not None:
@@ -135,7 +116,7 @@ class CheckpointWriter:
 
     def _write(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None], number: int) -> None:
         try:
-            with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
+            with memoryview(memory) as whole, whole[kept.places.bounds(kept.slot)] as slot:
                 trouble = self._attempt(memory, slot, kept, number)
             if trouble:
                 self._say(
@@ -148,7 +129,7 @@ class CheckpointWriter:
                     f"program again to go on from there"
                 )
         finally:
-            memory[kept.busy_at : kept.busy_at + 1] = FREE
+            kept.mark(memory, FREE)
             done()
 
     def _attempt(self, memory: mmap.mmap, slot: memoryview, kept: Kept, number: int) -> str:
@@ -160,9 +141,9 @@ class CheckpointWriter:
             store = RunDirectory(Path(kept.directory), kept.keep)
             if not store.has(kept.step):
                 mark = _mark(memory, kept)
-                facts = read_facts(slot, kept.blob_at)
+                facts = read_facts(slot, kept.places.blob_at)
                 _check_same(mark, mark if facts["position"]["step"] == kept.step else b"")
-                files = files_of(slot, kept.blob_at)
+                files = files_of(slot, kept.places.blob_at)
                 last = _checked_after(files[RUN_FILE], mark, memory, kept)
                 store.write(kept.step, {**files, RUN_FILE: last})
             if kept.end:
@@ -173,7 +154,8 @@ class CheckpointWriter:
 
 
 def _mark(memory: mmap.mmap, kept: Kept) -> bytes:
-    return memory[kept.mark_at : kept.mark_at + 8]
+    at = kept.places.mark_at(kept.slot)
+    return memory[at : at + 8]
 
 
 def _checked_after(

@@ -139,7 +139,7 @@ class RequestHandler:
         """Write the newest snapshot, if the run wants checkpoints, and wait until it is written."""
         self._writer.wait()
         kept = self._newest_snapshot()
-        mapping = None if kept is None else self._memories.mapping(kept.key)
+        mapping = None if kept is None else self._memories.mapping(kept.places.key)
         if kept is None or mapping is None or not self._may_write(kept):
             return
         self._writer.begin(mapping, kept)
@@ -231,7 +231,7 @@ class RequestHandler:
         if self._is_writing or not self._to_write:
             return
         kept, rank, waits = self._to_write[0]
-        mapping = self._memories.mapping(kept.key)
+        mapping = self._memories.mapping(kept.places.key)
         if mapping is None:
             say(f"step {kept.step}: no checkpoint: its memory is gone.")
             self._answer_writer(self._to_write.pop(0)[1])
@@ -273,7 +273,7 @@ class RequestHandler:
 
     def _tidy_memories(self) -> None:
         """Let go of what is not needed: of loops that have ended, all but the newest snapshots."""
-        busy = [item[0].key for item in self._to_write]
+        busy = [item[0].places.key for item in self._to_write]
         busy += [self.state.loop.facts["key"]] if self.state.loop is not None else []
         ended = {
             entry.loop["key"]: Places.from_json(dict(entry.loop))
