@@ -159,7 +159,8 @@ def average(state: InOrder, bucket: GradBucket) -> torch.futures.Future[torch.Te
     tensor, group = bucket.buffer(), state.group
     if tensor.is_sparse:
         return _done(sparse_mean_in_order(tensor, group, state.divisor))
-    if _is_on_streams(tensor, group) and not sums_in_order(group):
+    is_on_streams = tensor.is_cuda and group._get_backend(tensor.device).name() == "nccl"
+    if is_on_streams and not sums_in_order(group):
         return _average_on_streams(tensor, group, state.divisor)
     mean_in_order(tensor, group, state.divisor)
     return _done(tensor)
@@ -182,10 +183,6 @@ def _average_on_streams(
 
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(then_finish)
     return future
-
-
-def _is_on_streams(tensor: torch.Tensor, group: dist.ProcessGroup) -> bool:
-    return tensor.is_cuda and group._get_backend(tensor.device).name() == "nccl"
 
 
 def _done(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

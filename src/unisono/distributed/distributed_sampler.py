@@ -87,9 +87,8 @@ class DistributedSampler(TorchDistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Give this rank's indices, in the order of the epoch that is set now."""
-        return self._exact_indices() if self.exact else super().__iter__()
-
-    def _exact_indices(self) -> Iterator[int]:
+        if not self.exact:
+            return super().__iter__()
         if len(self.dataset) != self.total_size:  # type: ignore[arg-type]
             raise ValueError(
                 f"the dataset must have as many samples as when its sampler was made, but had "

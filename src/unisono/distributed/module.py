@@ -103,7 +103,14 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
             named += self.module.named_buffers()
         ignored = self.parameters_to_ignore
         lines = describe((name, tensor) for name, tensor in named if name not in ignored)
-        check_equal(lines, self.process_group, self.device)
+        text, group = "\n".join(lines).encode(), self.process_group
+        heads = _gather(len(text).to_bytes(8, "little"), 8, group, self.device)
+        sizes = [int.from_bytes(one, "little") for one in heads]
+        texts = _gather(text, max(sizes), group, self.device)
+        models = [one[:size].decode().split("\n") for one, size in zip(texts, sizes, strict=True)]
+        # Names may differ, as only the order counts.
+        if any(_shapes(model) != _shapes(models[0]) for model in models):
+            raise MismatchError(difference(models, dist.get_process_group_ranks(group)))
 
     def _ddp_init_helper(self, parameters: Any, expect_sparse_gradient: Any, *rest: Any) -> None:
         super()._ddp_init_helper(parameters, expect_sparse_gradient, *rest)
@@ -213,22 +220,6 @@ def describe(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
         f"{'' if tensor.requires_grad else ', takes no gradient'}"
         for name, tensor in named
     ]
-
-
-def check_equal(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:
-    """Compare the lines of :func:`describe`. Collective: every rank of the group calls it.
-
-    Names may differ, as only the order counts.
-    """
-    text = "\n".join(lines).encode()
-    sizes = [
-        int.from_bytes(one, "little")
-        for one in _gather(len(text).to_bytes(8, "little"), 8, group, device)
-    ]
-    texts = _gather(text, max(sizes), group, device)
-    models = [one[:size].decode().split("\n") for one, size in zip(texts, sizes, strict=True)]
-    if any(_shapes(model) != _shapes(models[0]) for model in models):
-        raise MismatchError(difference(models, dist.get_process_group_ranks(group)))
 
 
 def difference(models: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:

@@ -101,13 +101,6 @@ class Here:
     ) -> None:
         self._close(has_failed=error is not None)
 
-    def __repr__(self) -> str:
-        state = "" if self._is_open else ", closed"
-        return (
-            f"<rank {self.rank} of {self.world_size} on {self.device}, backend "
-            f"{self.backend!r}{state}>"
-        )
-
     def _open(self, ranks: Gathering, timeout_s: float, *, is_one_host: bool) -> None:
         here = self.world
         if "gloo" in self.backend and _GLOO_INTERFACE not in os.environ:
@@ -136,8 +129,14 @@ class Here:
         if not self._is_open or os.getpid() != self._pid:
             return
         self._is_open = False
+        # A group that something still holds is destroyed later, in the midst of the process's end.
+        gc.collect()
         try:
-            self._tear_down(has_failed=has_failed)
+            if has_failed and self.device.type == "cuda" and dist.is_initialized():
+                # Its end in order would wait for the others, who wait for us.
+                dist.distributed_c10d._abort_process_group()
+            elif dist.is_initialized():
+                dist.destroy_process_group()
         except Exception as error:
             if not has_failed:
                 raise
@@ -145,17 +144,6 @@ class Here:
         finally:
             if self._leaves_interface:
                 os.environ.pop(_GLOO_INTERFACE, None)
-
-    def _tear_down(self, *, has_failed: bool) -> None:
-        # A group that something still holds is destroyed later, in the midst of the process's end.
-        gc.collect()
-        if not dist.is_initialized():
-            return
-        if has_failed and self.device.type == "cuda":
-            # Its end in order would wait for the others, who wait for us.
-            dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
 
     def _close_at_exit(self) -> None:
         # Also where the group is closed: a model may still hold it.
@@ -296,23 +284,19 @@ def choose(
         )
     if _FOR_GPUS not in backend:
         return backend, torch.device("cpu")
+    seen = f"rank {here.rank} sees {gpus}"
     if sharing > 1 and here.local_world_size > 1:
-        raise ValueError(
-            f"each worker must have a GPU of its own for the backend {backend!r}, but {sharing} of "
-            f"them share each GPU ({WORKERS_PER_GPU_VARIABLE}={sharing}): start them without "
-            f'`--workers-per-gpu`, or pass `backend="unisono"`, or "gloo" on several hosts, to '
-            f"compute on the CPU."
-        )
-    if gpus >= here.local_world_size:
+        seen = f"{sharing} of them share each GPU ({WORKERS_PER_GPU_VARIABLE}={sharing})"
+    elif gpus >= here.local_world_size:
         return backend, torch.device("cuda", here.local_rank)
-    if gpus == 1:
+    elif gpus == 1:
         # For example Slurm shows each task its own GPU alone, as number 0. If all have the same
-        # one, `init.py` refuses it.
+        # one, :func:`agreed_seed` refuses it.
         return backend, torch.device("cuda", 0)
     raise ValueError(
         f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
-        f"the backend {backend!r}, but rank {here.rank} sees {gpus}: start fewer workers, or pass "
-        f'`backend="unisono"`, or "gloo" on several hosts, to compute on the CPU.'
+        f"the backend {backend!r}, but {seen}: start fewer workers, without `--workers-per-gpu`, "
+        f'or pass `backend="unisono"`, or "gloo" on several hosts, to compute on the CPU.'
     )
 
 

@@ -73,7 +73,9 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         snapshot = None if found is None else found.snapshot
         _put_back(run, checkpoints, answer, snapshot, is_ahead=is_ahead)
         # The leader lets go of the files when all have read them.
-        run.replicated_calls.together(_PURPOSE, lambda: _met(run.team))
+        run.replicated_calls.together(
+            _PURPOSE, lambda: b"".join(run.team.gather(b"", _PURPOSE).values())
+        )
         if not is_ahead:
             run.plan = plan.samples
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
@@ -137,11 +139,6 @@ def _put_back(
     with contextlib.suppress(*[CheckpointError] * is_ahead):
         run.kept.apply(snapshot, lends=lends and not is_ahead)
         run.kept.recorded.take(snapshot.facts["given"])
-
-
-def _met(team: Team) -> bytes:
-    team.gather(b"", _PURPOSE)
-    return b""
 
 
 # By step, what tells its contents apart.

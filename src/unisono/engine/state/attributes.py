@@ -170,7 +170,9 @@ class Attributes:
             "values": {way: _plain(there[way]) for way in changed},
             "rest": sorted((there.keys() - self._known | before.keys()) - now.keys()),
             "own": sorted(self._own),
-            "moved": [way for way in changed if not _on_host(now[way])],
+            "moved": [
+                way for way in changed if not all(map(is_on_host, now[way].tensors.values()))
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -332,10 +334,6 @@ def _can_be_kept(value: Any, elsewhere: Callable[[], set[int]]) -> bool:
 
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _on_host(taken: _Taken) -> bool:
-    return all(map(is_on_host, taken.tensors.values()))
 
 
 def _put(table: _Table, key: str, value: Any) -> None:

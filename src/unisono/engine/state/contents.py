@@ -233,20 +233,13 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
         yield f"parameter {name}", parameter
     for name, buffer in model.named_buffers():
         yield f"buffer {name}", buffer
-    for name, tensor in _states(optimizer, parameters):
-        yield f"optimizer {name}", tensor
-
-
-def _states(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> Iterator[tuple[str, torch.Tensor]]:
     for name, state in named_states(optimizer, parameters).items():
         for key, value in state.items():
             if isinstance(value, (torch.Tensor, int, float)):
-                yield f"{key} {name}", torch.as_tensor(value, device=HOST)
+                yield f"optimizer {key} {name}", torch.as_tensor(value, device=HOST)
             else:
                 for path, tensor in tensors_in(value, str(key)):
-                    yield f"{path} {name}", tensor
+                    yield f"optimizer {path} {name}", tensor
 
 
 BufferOwner = tuple[torch.nn.Module, str]

@@ -165,21 +165,20 @@ def apply_state(
 def check_told(optimizer: Optimizer) -> None:
     """Refuse an optimizer that keeps more than its `state` and the options of its groups."""
     for member in members_of(optimizer).values():
-        for trouble in _untold(member):
+        troubles = [
+            f"`{key}` is another optimizer with state of its own"
+            for key, value in vars(member).items()
+            if isinstance(value, Optimizer) and value.state is not member.state
+        ]
+        if type(member).state_dict is not Optimizer.state_dict:
+            beside = _beside("", member.state_dict(), Optimizer.state_dict(member))
+            troubles += [f"`state_dict` also has `{path}`" for path in beside]
+        if troubles:
             raise CheckpointError(
                 f"an optimizer must have all its state in `optimizer.state` to be kept with a run, "
-                f"but {trouble}: use an optimizer that has, or train without checkpoints."
+                f"but {type(member).__name__}'s {troubles[0]}: use an optimizer that has, or train "
+                f"without checkpoints."
             )
-
-
-def _untold(optimizer: Optimizer) -> Iterator[str]:
-    name = type(optimizer).__name__
-    if type(optimizer).state_dict is not Optimizer.state_dict:
-        beside = _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
-        yield from (f"{name}'s `state_dict` also has `{path}`" for path in beside)
-    for key, value in vars(optimizer).items():
-        if isinstance(value, Optimizer) and value.state is not optimizer.state:
-            yield f"{name}'s `{key}` is another optimizer with state of its own"
 
 
 def _plain(what: str, value: Any) -> Any:

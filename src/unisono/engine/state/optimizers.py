@@ -11,7 +11,7 @@ import functools
 import inspect
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -131,18 +131,15 @@ def _check_one(optimizer: optim.Optimizer, *, on_host: bool) -> None:
             raise ValueError(
                 f"`capturable` must be off on CPU workers, but is on for {name}: leave it out."
             )
-        if isinstance(optimizer, optim.SGD) and group.get("fused") and group.get("momentum"):
-            _check_halves(group["params"])
-
-
-def _check_halves(parameters: Sequence[torch.Tensor]) -> None:
-    # torch 2.13's kernel leaves garbage in the last elements of their momentum.
-    for dtype in {parameter.dtype for parameter in parameters} & {torch.bfloat16, torch.float16}:
-        raise ValueError(
-            f"`fused` must be off for SGD with momentum on {dtype} parameters, as torch's kernel "
-            f"computes the last of their elements from memory that nobody has written, but is on: "
-            f"leave it out."
-        )
+        halves = {one.dtype for one in group["params"]} & {torch.bfloat16, torch.float16}
+        if not (isinstance(optimizer, optim.SGD) and group.get("fused") and group.get("momentum")):
+            continue
+        for dtype in halves:  # torch 2.13's kernel leaves garbage at the end of their momentum
+            raise ValueError(
+                f"`fused` must be off for SGD with momentum on {dtype} parameters, as torch's "
+                f"kernel computes the last of their elements from memory that nobody has written, "
+                f"but is on: leave it out."
+            )
 
 
 def state_like(

@@ -62,7 +62,8 @@ def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
             return {"$set": elements}
         return {"$tuple": elements} if isinstance(value, tuple) else elements
     if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
-        return {"$array": keep(path, _as_tensor(value))}
+        copied = np.array(value, _NUMBERS[value.dtype.name], order="K")
+        return {"$array": keep(path, torch.from_numpy(copied))}
     if isinstance(value, np.generic) and value.dtype.name in _NUMBERS:
         return {"$number": [value.dtype.name, value.item()]}
     return check_plain(tell(path), value)
@@ -121,10 +122,6 @@ def check_dtype(what: str, tensor: torch.Tensor) -> None:
             f"{tensor.dtype}: convert it (two real tensors hold a complex one), or train without "
             f"checkpoints."
         )
-
-
-def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(np.array(array, _NUMBERS[array.dtype.name], order="K"))
 
 
 def _pack_items(value: Mapping[Any, Any], items: list[list[Any]], what: str) -> Any:
@@ -192,7 +189,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torc
     packed = {}
     for key, value in state.items():
         contents = value.state_dict() if hasattr(value, "state_dict") else value
-        packed[str(key)] = pack(contents, str(key), keep, _told_state)
+        packed[str(key)] = pack(contents, str(key), keep, "`{}` in `run.state`".format)
     return packed, tensors
 
 
@@ -215,10 +212,6 @@ def unpacked_state(
 ) -> dict[str, Any]:
     """Put together what :func:`pack_state` took apart; raises as :func:`unpack_state`."""
     return unpack(packed, lambda label: tensors[label].clone(), "`run.state`")
-
-
-def _told_state(path: str) -> str:
-    return f"`{path}` in `run.state`"
 
 
 class ExtraState:

@@ -184,12 +184,10 @@ def _scalars(state: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
         if name == "_schedulers" and isinstance(value, (list, tuple)):
             for number, inner in enumerate(value):
                 yield from _scalars(inner, f"{path}[{number}].")
-        elif _is_option(str(name)) and _is_plain(value):
+        elif _is_plain(value) and (
+            name == "_milestones" or not (str(name).startswith("_") or name in _PROGRESS)
+        ):
             yield path, value
-
-
-def _is_option(name: str) -> bool:
-    return name == "_milestones" or not (name.startswith("_") or name in _PROGRESS)
 
 
 def _is_plain(value: Any) -> bool:

@@ -155,18 +155,13 @@ class RunState:
             # The last one here to know that it is whole was lost before it could say so.
             slot = 0 if slot is None else 1 - slot
             memory.write(places.mark_at(slot), number.to_bytes(8, "little"))
-        if slot is None:
+        view = memory.view(places.slots_at[slot or 0], places.slot_bytes)
+        facts = None if slot is None else read_facts(view, places.blob_at)
+        if facts is None or facts["position"]["step"] < end["position"]["step"]:
             raise UnisonoError(
                 f"the end of a loop must still be in memory for a replacement to pass it, but that "
-                f"of step {end['position']['step']} is not: only the newest of many are kept."
-            )
-        view = memory.view(places.slots_at[slot], places.slot_bytes)
-        kept_step = read_facts(view, places.blob_at)["position"]["step"]
-        if kept_step < end["position"]["step"]:
-            raise UnisonoError(
-                f"the end of a loop must be in memory for a replacement to pass it, but of step "
-                f"{end['position']['step']} only step {kept_step} is: the leader was lost while it "
-                f"kept what the loop had led to."
+                f"of step {end['position']['step']} is not: only the newest of many are kept, and "
+                f"the leader may be lost while it keeps one."
             )
         written = files_of(view, places.blob_at)
         files = {name: Sealed.of(chunks) for name, chunks in written.items()}

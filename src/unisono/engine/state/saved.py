@@ -142,7 +142,9 @@ def _check_facts(facts: Any) -> None:
         or not all(isinstance(one, dict) for one in [*facts["groups"], *facts["numbers"].values()])
         or facts["position"].keys() != {"step", "epoch", "batch"}
         or not all(type(n) is int and 0 <= n < 2**62 for n in facts["position"].values())
-        or not are_modes(facts["modes"])
+        or facts["modes"].keys() not in (set(), {"fixed", "evaluating"})
+        or not all(isinstance(names, list) for names in facts["modes"].values())
+        or not all(isinstance(name, str) for names in facts["modes"].values() for name in names)
     ):
         raise CheckpointError("run.json must have the form that this version writes, but has not.")
 
@@ -249,18 +251,6 @@ def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -
     for name, module in model.named_modules():
         if module.training == (name in evaluating):
             module.training = name not in evaluating
-
-
-def are_modes(said: Any) -> bool:
-    """Tell whether a value from a file has the form that :func:`modes_of` gives, or is {}."""
-    return isinstance(said, dict) and (
-        not said
-        or (
-            said.keys() == {"fixed", "evaluating"}
-            and all(isinstance(names, list) for names in said.values())
-            and all(isinstance(name, str) for names in said.values() for name in names)
-        )
-    )
 
 
 def _told(names: list[str]) -> str:

@@ -256,19 +256,19 @@ class StepEngine:
             if sums.bad is not None and self.passes.scaling is None:
                 self._team.meet(f"bad loss {sums.named}")
                 raise non_finite(sums.bad[1], step, sums.bad[0])
-            totals = self.records.totals()
+            means, weight = self.records.totals()
             if exchange.is_lost:
-                return totals.means, False
+                return means, False
             self._meet_fault("sums", step)
             sums.present = exchange.add_up(f"sums {sums.named}")
             if len(self.members) > 1:
                 for member in self._active:
                     member.check_reached(sums.present, step)
-            if totals.is_sum:
-                sums.divide(totals.weight)
+            if weight is not None:
+                sums.divide(weight)
             verdict = UpdateVerdict.GO_ON
             for transform in self._transforms:
-                if (verdict := transform.apply(sums)) is not UpdateVerdict.GO_ON:
+                if (verdict := transform(sums)) is not UpdateVerdict.GO_ON:
                     break
         except NonFiniteLossError:
             exchange.buffers.restore()  # as the step found them, the same on every worker
@@ -278,7 +278,7 @@ class StepEngine:
         self.timers.lap(Phase.SUMMING)
         if are_here and exchange.optimizer_state is None:
             are_here = sums.meet(exchange.all_sums, "sums")
-        return totals.means, are_here
+        return means, are_here
 
     def _settle(self) -> bool:
         """Make the update everybody's; False if somebody was lost in it. Collective."""

@@ -142,43 +142,6 @@ def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
     )
 
 
-def non_finite_norm(value: float, step: int, parameters: tuple[str, ...]) -> NonFiniteLossError:
-    """Make the error that every worker raises when gradients to be clipped are not finite.
-
-    `parameters` are those whose gradients are not, as far as this worker knows.
-    """
-    return NonFiniteLossError(
-        f"the norm of the gradients must be finite, but is {value} in step {step}, though every "
-        f"loss is; the parameters are still those before step {step}: lower the learning rate, or "
-        f"look for a division by zero or a square root of zero in the model.",
-        step=step,
-        shard=None,
-        value=value,
-        parameters=parameters,
-    )
-
-
-def non_finite_unscaled(
-    scale: float, step: int, bad: tuple[int, float] | None, parameters: tuple[str, ...]
-) -> NonFiniteLossError:
-    """Make the error that every worker raises when no scale of the loss helps.
-
-    `bad` is a shard whose loss is not finite, and that loss, if there is one.
-    """
-    shard, value = (None, math.nan) if bad is None else bad
-    because = "" if bad is None else f" (the loss of shard {shard} is {value})"
-    return NonFiniteLossError(
-        f"gradients must become finite as the scale of the loss falls, but in step {step} they are "
-        f"not{because}, though it has come down to {scale:g}; the parameters are those from before "
-        f"the steps that were skipped: look for values that are not finite in the samples and in "
-        f"the model, or compute in bfloat16, which overflows as late as float32.",
-        step=step,
-        shard=shard,
-        value=value,
-        parameters=parameters,
-    )
-
-
 def check_differentiable(loss: ShardLoss) -> None:
     """Refuse a loss that no parameter had a part in."""
     if not loss.tensor.requires_grad:

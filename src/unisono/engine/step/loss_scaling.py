@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from unisono.engine.step.loss import non_finite_unscaled
-from unisono.engine.step.transforms import Sums, Transform, UpdateVerdict
+from unisono.engine.step.transforms import Sums, UpdateVerdict
+from unisono.errors import NonFiniteLossError
 from unisono.runtime.device import HOST, is_on_host
 
 SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an error
 
 
-class LossScaling(Transform):
+class LossScaling:
     """What torch's ``GradScaler`` does, in parts that several workers can do together. Final.
 
     The user's `scaler` is kept up to date, and its state is the run's.
@@ -68,7 +68,7 @@ class LossScaling(Transform):
         # The scale stays on the host, where it can be read without waiting.
         return loss * torch.full((), self.scale, dtype=torch.float32, device=loss.device)
 
-    def apply(self, sums: Sums) -> UpdateVerdict:
+    def __call__(self, sums: Sums) -> UpdateVerdict:
         """Unscale this worker's pieces; where anybody's are not finite, all skip the update."""
         exchange = sums.exchange
         are_finite = [self.unscale(totals) for totals in sums.groups()]
@@ -80,8 +80,19 @@ class LossScaling(Transform):
             return UpdateVerdict.GO_ON
         if self.scale <= SMALLEST:
             pieces = zip(exchange.pieces, exchange.totals, strict=True)
-            names = sums.not_finite((piece.index, total) for piece, total in pieces)
-            raise non_finite_unscaled(self.scale, sums.step, sums.bad, names)
+            shard, value = (None, math.nan) if sums.bad is None else sums.bad
+            because = "" if sums.bad is None else f" (the loss of shard {shard} is {value})"
+            raise NonFiniteLossError(
+                f"gradients must become finite as the scale of the loss falls, but in step "
+                f"{sums.step} they are not{because}, though it has come down to {self.scale:g}; "
+                f"the parameters are those from before the steps that were skipped: look for "
+                f"values that are not finite in the samples and in the model, or compute in "
+                f"bfloat16, which overflows as late as float32.",
+                step=sums.step,
+                shard=shard,
+                value=value,
+                parameters=sums.not_finite((piece.index, total) for piece, total in pieces),
+            )
         sums.norm = math.inf if sums.has_norm else None
         return UpdateVerdict.SKIP
 

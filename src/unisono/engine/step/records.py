@@ -16,7 +16,6 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
@@ -55,15 +54,6 @@ def mean_of(total: float, weight: float | None) -> float:
     if weight is None:
         return total
     return total / weight if weight else math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class StepTotals:
-    """The records of all shards of a step, added up."""
-
-    is_sum: bool  # whether the losses of shards are sums, which `weight` makes a mean
-    means: StepMeans
-    weight: float  # the global weight of the loss
 
 
 class Record(NamedTuple):
@@ -130,11 +120,15 @@ class Records:
         """Read the records of all shards; the same on every worker."""
         self.all = records = [_read(row) for row in self._rows]
         self._speaker = next(at for at, record in enumerate(records) if record.form != Form.EMPTY)
-        self.has_rows, self.bad = bool(records[self._speaker].has_rows), non_finite_shard(records)
+        self.has_rows, self.bad = bool(records[self._speaker].has_rows), None
+        for shard, record in enumerate(records):
+            if record.pairs and not math.isfinite(total := record.pairs[0]):
+                self.bad = shard, total / record.pairs[1] if record.pairs[1] else total
+                break
         return records
 
-    def totals(self) -> StepTotals:
-        """Add up the records of all shards, which must agree about form and names."""
+    def totals(self) -> tuple[StepMeans, float | None]:
+        """Add up the records of all shards; gives means, and the weight of losses that are sums."""
         records = self.all
         speaker, first = self._speaker, records[self._speaker]
         for shard, record in enumerate(records):
@@ -167,17 +161,7 @@ class Records:
                 _names_in(first.names), sums, weights, strict=True
             )
         }
-        return StepTotals(first.form == Form.SUM, StepMeans(means), weights[0])
-
-
-def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:
-    """Find the first shard whose loss is NaN or infinite, and that loss."""
-    for shard, record in enumerate(records):
-        if record.form != Form.EMPTY:
-            total, weight = record.pairs[:2]
-            if not math.isfinite(total):
-                return shard, total / weight if weight else total
-    return None
+        return StepMeans(means), weights[0] if first.form == Form.SUM else None
 
 
 def _read(row: memoryview) -> Record:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import enum
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from unisono.engine.exchange.protocol import Exchange
-from unisono.engine.step.loss import non_finite_norm
 from unisono.engine.step.records import Phase, PhaseTimers
+from unisono.errors import NonFiniteLossError
 from unisono.runtime.forbidden import IN_AN_UPDATE, forbid
 
 _TINY = 1e-6  # as torch's
@@ -89,12 +89,8 @@ class Sums:
         return tuple(self.names[at] for at in sorted(bad))
 
 
-class Transform(ABC):
-    """One thing that happens to the sums of an update, before it."""
-
-    @abstractmethod
-    def apply(self, sums: Sums) -> UpdateVerdict:
-        """Change them. Collective."""
+Transform = Callable[[Sums], UpdateVerdict]
+"""One thing that happens to the sums of an update, before it. Collective."""
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -166,7 +162,7 @@ class Clipping:
 OnGradients = Callable[[int, dict[str, torch.Tensor]], Any]
 
 
-class GradientHook(Transform):
+class GradientHook:
     """Calls a program's function, with generators seeded for it. Final.
 
     It takes (step, gradients by name), and changes them in place or returns others by name.
@@ -175,7 +171,7 @@ class GradientHook(Transform):
     def __init__(self, function: OnGradients, seed: Callable[[str], None]) -> None:
         self._function, self._seed = function, seed
 
-    def apply(self, sums: Sums) -> UpdateVerdict:
+    def __call__(self, sums: Sums) -> UpdateVerdict:
         """Call it."""
         if not sums.meet(sums.exchange.all_sums, "sums"):
             return UpdateVerdict.LOST
@@ -221,50 +217,47 @@ Limit = tuple[float, Container[int]]
 """A limit of clipping, and the parameters that it is for."""
 
 
-class ValueClipping(Transform):
-    """Clamps each element. Final."""
-
-    def __init__(self, limits: Sequence[Limit]) -> None:
-        self._limits = limits
-
-    def apply(self, sums: Sums) -> UpdateVerdict:
-        """See :class:`Transform`; meets nobody."""
-        for limit, own in self._limits:
-            for totals in sums.groups(own):
-                torch._foreach_clamp_min_(totals, -limit)
-                torch._foreach_clamp_max_(totals, limit)
-        return UpdateVerdict.GO_ON
+def clip_values(limits: Sequence[Limit], sums: Sums) -> UpdateVerdict:
+    """Clamp each element; meets nobody."""
+    for limit, own in limits:
+        for totals in sums.groups(own):
+            torch._foreach_clamp_min_(totals, -limit)
+            torch._foreach_clamp_max_(totals, limit)
+    return UpdateVerdict.GO_ON
 
 
-class NormClipping(Transform):
-    """Scales what has too large a norm, by optimizer. Final."""
-
-    def __init__(self, limits: Sequence[Limit]) -> None:
-        self._limits = limits
-
-    def apply(self, sums: Sums) -> UpdateVerdict:
-        """See :class:`Transform`."""
-        exchange, present = sums.exchange, sums.present
-        if not sums.meet(exchange.all_sums, "sums"):
-            return UpdateVerdict.LOST
-        whole = exchange.whole
-        norms = [
-            total_norm([total for at, total in enumerate(whole) if at in own and present[at]])
-            for _, own in self._limits
-        ]
-        sums.norm = math.hypot(*map(torch.Tensor.item, norms))
-        error = None
-        if not math.isfinite(sums.norm):  # now, while the sums are to be read
-            error = non_finite_norm(sums.norm, sums.step, sums.not_finite(enumerate(whole)))
-        if not sums.meet(exchange.are_read, "norm"):
-            return UpdateVerdict.LOST
-        if error is not None:
-            raise error
-        for (limit, own), norm in zip(self._limits, norms, strict=True):
-            for totals in sums.groups(own) if math.isfinite(limit) else ():
-                factor = limit / (norm.to(totals[0].device) + _TINY)
-                torch._foreach_mul_(totals, torch.clamp(factor, max=1.0))
-        return UpdateVerdict.GO_ON
+def clip_norms(limits: Sequence[Limit], sums: Sums) -> UpdateVerdict:
+    """Scale what has too large a norm, by optimizer."""
+    exchange, present = sums.exchange, sums.present
+    if not sums.meet(exchange.all_sums, "sums"):
+        return UpdateVerdict.LOST
+    whole = exchange.whole
+    norms = [
+        total_norm([total for at, total in enumerate(whole) if at in own and present[at]])
+        for _, own in limits
+    ]
+    sums.norm = math.hypot(*map(torch.Tensor.item, norms))
+    error = None
+    if not math.isfinite(sums.norm):  # now, while the sums are to be read
+        error = NonFiniteLossError(
+            f"the norm of the gradients must be finite, but is {sums.norm} in step {sums.step}, "
+            f"though every loss is; the parameters are still those before step {sums.step}: lower "
+            f"the learning rate, or look for a division by zero or a square root of zero in the "
+            f"model.",
+            step=sums.step,
+            shard=None,
+            value=sums.norm,
+            parameters=sums.not_finite(enumerate(whole)),
+        )
+    if not sums.meet(exchange.are_read, "norm"):
+        return UpdateVerdict.LOST
+    if error is not None:
+        raise error
+    for (limit, own), norm in zip(limits, norms, strict=True):
+        for totals in sums.groups(own) if math.isfinite(limit) else ():
+            factor = limit / (norm.to(totals[0].device) + _TINY)
+            torch._foreach_mul_(totals, torch.clamp(factor, max=1.0))
+    return UpdateVerdict.GO_ON
 
 
 def transforms_of(
@@ -275,10 +268,6 @@ def transforms_of(
     """Wire what happens between the sum and the update, in this order."""
     by_value = [(how.value, own) for how, own in clipped if how.value is not None]
     by_norm = [(how.norm, own) for how, own in clipped if how.norm is not None]
-    order: tuple[Transform | None, ...] = (
-        scaling,
-        hook,
-        ValueClipping(by_value) if by_value else None,
-        NormClipping(by_norm) if by_norm else None,
-    )
-    return [transform for transform in order if transform is not None]
+    clips: list[Transform] = [partial(clip_values, by_value)] if by_value else []
+    clips += [partial(clip_norms, by_norm)] if by_norm else []
+    return [transform for transform in (scaling, hook) if transform is not None] + clips

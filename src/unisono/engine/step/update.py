@@ -122,12 +122,20 @@ class SlicedUpdate:
         self._totals = [total for _, total in own]
         self._leaves = [torch.nn.Parameter(shared.parameter(piece)) for piece in pieces]
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
-        self._groups = self._group_leaves()
+        owners = [id(self._parameters[piece.index]) for piece in pieces]
+        groups = [set(map(id, group["params"])) for group in self._optimizer.param_groups]
+        self._groups = [
+            [leaf for leaf, owner in zip(self._leaves, owners, strict=True) if owner in group]
+            for group in groups
+        ]
         self._strangers = {n for n, piece in enumerate(pieces) if self._keys[piece.index]}
         self._sizes: list[int] = []
         self._known = b""
         self._dense = False
-        self._adopt_existing()
+        for position, piece in enumerate(pieces):  # whose state is known already
+            if shared.known[piece.index]:
+                self._state[self._leaves[position]] = shared.of_piece(piece)
+                self._strangers.discard(position)
         self.commit()
 
     def check_step(self) -> None:
@@ -177,14 +185,6 @@ class SlicedUpdate:
                 self._shared.show(self._optimizer, parameter, index)
         self._known = known
 
-    def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
-        owners = [id(self._parameters[piece.index]) for piece in self._pieces]
-        groups = [set(map(id, group["params"])) for group in self._optimizer.param_groups]
-        return [
-            [leaf for leaf, owner in zip(self._leaves, owners, strict=True) if owner in group]
-            for group in groups
-        ]
-
     def _step_in_place_of_the_whole(self) -> None:
         optimizer = self._optimizer
         whole = [group["params"] for group in optimizer.param_groups]
@@ -201,14 +201,6 @@ class SlicedUpdate:
             optimizer.state = state
             for group, parameters in zip(optimizer.param_groups, whole, strict=True):
                 group["params"] = parameters
-
-    def _adopt_existing(self) -> None:
-        """Give pieces the state that is already known."""
-        known = self._shared.known
-        for position, piece in enumerate(self._pieces):
-            if known[piece.index]:
-                self._state[self._leaves[position]] = self._shared.of_piece(piece)
-                self._strangers.discard(position)
 
     def _adopt_new(self, position: int) -> None:
         """Keep state that the optimizer has just made for a piece with that of the others."""

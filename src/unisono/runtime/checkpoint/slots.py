@@ -303,13 +303,11 @@ def _in_rows(tensor: Tensor) -> memoryview:
     expected = 1
     for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
         if size > 1 and step != expected:
-            return _copied_in_rows(tensor)
+            break
         expected *= size
-    return tensor.data[: tensor.num_bytes]
-
-
-def _copied_in_rows(tensor: Tensor) -> memoryview:
-    import numpy as np
+    else:
+        return tensor.data[: tensor.num_bytes]
+    import numpy as np  # which the launcher does not load else
 
     item_bytes = ITEM_BYTES[tensor.code]
     lying = np.ndarray(
