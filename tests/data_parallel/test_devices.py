@@ -9,14 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.data_parallel.networks import Cnn, images
-from tests.data_parallel.travelling import Travelling
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import unisono
 
 WAIT_S = 0.3
-MIB = 2**20
 
 
 def where(model, x):
@@ -155,43 +153,6 @@ def test_a_training_step_never_waits_for_a_device(accelerator):
             loss.backward()
             optimizer.step()
     assert seen == []
-
-
-# What travels
-
-
-class Large(nn.Module):
-    """Two tensors of 20 MiB, of which one is frozen, and small ones."""
-
-    def __init__(self):
-        super().__init__()
-        self.trained, self.frozen = (nn.Parameter(torch.ones(5 * MIB)) for _ in range(2))
-        self.frozen.requires_grad_(False)
-        self.norm = nn.BatchNorm1d(1)
-
-    def forward(self, x):
-        return self.norm(x) * self.trained[:1] + self.frozen[-1]
-
-
-def large(module=None):
-    module = (module or Large()).to("sim:0")
-    return module, unisono.DataParallel(module, [0, 1])
-
-
-def travelled(call, *args):
-    """Give the sizes, in MiB, of the large tensors that a call copies."""
-    with Travelling() as mode:
-        call(*args)
-    return [size // MIB for size in mode.num_bytes if size >= MIB]
-
-
-@pytest.mark.slow
-def test_gradients_of_a_device_travel_once(accelerator):
-    module, _ = large()
-    for shards in (2, 4):
-        model = unisono.DataParallel(module, [0, 1], shards=shards)
-        loss = model(torch.ones(8, 1)).sum()
-        assert travelled(loss.backward) == [20]
 
 
 # Autograd's threads

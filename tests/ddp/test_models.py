@@ -20,21 +20,10 @@ def lines(*layers):
     ("one", "other", "words"),
     [
         (
-            [nn.Linear(2, 3)],
-            [nn.Linear(2, 4)],
-            "number 0 of its parameters and buffers is `0.weight: float32 (3, 2)` on rank 4 and "
-            "`0.weight: float32 (4, 2)` on rank 6 (2 and 2 in all)",
-        ),
-        (
             [nn.Linear(2, 3), nn.Linear(3, 1)],
             [nn.Linear(2, 3)],
             "number 2 of its parameters and buffers is `1.weight: float32 (1, 3)` on rank 4 and "
             "`nothing` on rank 6 (4 and 2 in all)",
-        ),
-        (
-            [nn.Linear(2, 3)],
-            [nn.Linear(2, 3).double()],
-            "`0.weight: float32 (3, 2)` on rank 4 and `0.weight: float64 (3, 2)` on rank 6",
         ),
         (
             [nn.Linear(2, 3)],

@@ -168,21 +168,28 @@ def test_different_seeds_are_refused_on_every_rank(alike, seeds):
         assert f"is {seeds[0]} on rank 0 and " in one.text
 
 
-def test_workers_that_see_one_gpu_between_them_are_refused(alike):
+@pytest.mark.parametrize(
+    ("sharing", "words"),
+    [
+        ("1", "ranks 0 and 1 have the same one (GPU-ab of cuda)"),
+        ("2", "(UNISONO_WORKERS_PER_GPU=2)"),
+    ],
+)
+def test_workers_that_see_one_gpu_between_them_are_refused(alike, sharing, words):
     def work(rank):
         process_group.num_gpus = lambda: 1
         process_group.name_of = lambda device: f"GPU-ab of {device.type}"
+        os.environ["UNISONO_WORKERS_PER_GPU"] = sharing
         unisono.distributed.init()
 
     for one in alike.run(work, 2):
         assert one.error == "ValueError", one
-        assert "ranks 0 and 1 have the same one (GPU-ab of cuda)" in one.text
+        assert words in one.text
 
 
 @pytest.mark.parametrize(
     ("choices", "error", "words"),
     [
-        ([("gloo", 1), ("gloo", 2)], MismatchError, "is 1 on rank 0 and 2 on rank 1"),
         ([("nccl", 0), ("nccl", 0), ("unisono", 0)], MismatchError, "'unisono' on rank 2"),
         ([("nccl", 0, 0, "a"), ("nccl", 0, 0, "b"), ("nccl", 0, 0, "b")], ValueError, "1 and 2"),
     ],
@@ -309,14 +316,7 @@ def test_a_second_one_is_refused_until_the_first_is_closed():
         here.close()
         with unisono.distributed.init() as again:
             again.close()
-        return dist.is_initialized()
-
-    (said,) = Job({}).run(in_a_fork, 1)
-    assert said.value is False, said
-
-
-def test_a_group_that_the_program_has_destroyed_is_closed():
-    def in_a_fork(rank):
+        assert not dist.is_initialized()
         with unisono.distributed.init():
             dist.destroy_process_group()
         with unisono.distributed.init():
@@ -451,17 +451,6 @@ def test_workers_that_share_gpus_have_no_nccl():
         choose(HERE, None, 4, sharing=2)
     assert choose(HERE, "unisono", 4, sharing=2) == ("unisono", CPU)
     assert choose(World(), "nccl", 1, sharing=2) == ("nccl", torch.device("cuda", 0))
-
-
-def test_workers_that_share_gpus_are_told_by_the_launcher(alike):
-    def work(rank):
-        process_group.num_gpus = lambda: 1
-        os.environ["UNISONO_WORKERS_PER_GPU"] = "2"
-        unisono.distributed.init()
-
-    for one in alike.run(work, 2):
-        assert one.error == "ValueError", one
-        assert "UNISONO_WORKERS_PER_GPU=2" in one.text
 
 
 PROGRAM = """

@@ -12,7 +12,6 @@ import hashlib
 import json
 import random
 import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,29 +38,18 @@ ADAM = functools.partial(Adam, lr=0.01)
 
 @dataclass(frozen=True)
 class Way:
-    """How a program is run.
-
-    Attributes:
-        row, program: which.
-        folder: where it writes.
-        device: of each worker; ``"sim"`` is the test accelerator.
-        until: the step at which this start ends.
-        start: how often it was started before; with `is_kept`, it resumes.
-        loader_workers: processes that read.
-        is_killed: whether workers will be lost, for whose replacements each step waits.
-        runs: which the program has made.
-    """
+    """How a program is run."""
 
     row: str
     program: str
     folder: str
     device: str = "cpu"
-    until: int = STEPS
-    start: int = 0
+    until: int = STEPS  # this start ends there
+    start: int = 0  # how often it was started before; with `is_kept`, it resumes
     is_kept: bool = False
     loader_workers: int = 0
-    is_killed: bool = False
-    runs: list[unisono.Run] = field(default_factory=list)
+    is_killed: bool = False  # workers will be lost, for whose replacements each step waits
+    runs: list[unisono.Run] = field(default_factory=list)  # which the program has made
 
     def made(
         self,
@@ -77,8 +65,6 @@ class Way:
         made = (model or net)()
         updates = optimizer([one for one in made.parameters() if one.requires_grad])
         given = {"shards": 4, "device": self.device, **options}
-        if "schedule" in given:
-            given["schedule"] = given["schedule"](updates)
         if self.is_kept:
             given["directory"] = f"{self.folder}/run"
         looking = [*callbacks, *([Waits()] if self.is_killed else [])]
@@ -119,21 +105,11 @@ class Waits(Callback):
 
 @dataclass(frozen=True)
 class Program:
-    """One program, and what must come of it.
-
-    Attributes:
-        run: it.
-        refusal: words with which it is refused; empty if it works.
-        says: words that stand once in what it prints.
-        says_again: words that stand once in what it prints when it resumes.
-        reads: whether it is also run with loader processes.
-    """
+    """One program, and what must come of it."""
 
     run: Callable[[Way], Any]
-    refusal: str = ""
-    says: str = ""
-    says_again: str = ""
-    reads: bool = False
+    refusal: str = ""  # words with which it is refused; empty if it works
+    reads: bool = False  # it is also run with loader processes
 
 
 reading = functools.partial(Program, reads=True)
@@ -541,37 +517,7 @@ def saved_by_the_last(way):
     return digest
 
 
-# Means, counts, modes, schedules, shards
-
-
-class Tagger(nn.Module):
-    """A language model, called as those of transformers are."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(12, 8), nn.Linear(8, 12)
-
-    def forward(self, input_ids, labels):
-        logits = self.head(self.embed(input_ids).cumsum(1))
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        return types.SimpleNamespace(loss=loss, logits=logits)
-
-
-def sentences():
-    generator = torch.Generator().manual_seed(5)
-    words = torch.randint(12, (40, 6), generator=generator)
-    lengths = torch.randint(1, 7, (40, 1), generator=generator)
-    labels = torch.where(torch.arange(6) < lengths, words, -100)
-    both = zip(words, labels, strict=True)
-    return [{"input_ids": one, "labels": other} for one, other in both]
-
-
-def mean_over_tokens(way):
-    trainer = way.made(functools.partial(unisono.token_mean, shift=False), Tagger)
-    digest = way.fit(trainer, sentences())
-    means = [trainer.evaluate(sentences(), batch_size=size)["loss"] for size in (4, 9, 40)]
-    assert np.allclose(means, means[0], rtol=1e-6)
-    return digest, means
+# Counts and shards
 
 
 def counted(model, batch):
@@ -606,24 +552,6 @@ def counts_of_steps(way):
     return digest, noting.counts
 
 
-def frozen_normalization(way):
-    trainer = way.made()
-    norm = trainer.run.model[1].eval()
-    digest = way.fit(trainer, validate=by_sign(23), validate_every=2)
-    assert int(norm.num_batches_tracked) == 0
-    assert [one.training for one in trainer.run.model] == [True, False, True, True, True]
-    return digest
-
-
-def warming(optimizer):
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 400))
-
-
-def too_short(optimizer):
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
-    return unisono.Schedule(schedule, every="step")
-
-
 def steps_of_32(way):
     torch.manual_seed(0)
     model = net()
@@ -648,8 +576,6 @@ def between(change: Any, **options: Any) -> Program:
 
 EACH = "goes on from shard to shard, and each worker computes others"
 RANK = "is another one where RANK and WORLD_SIZE are another worker's"
-SINGLE = r"\(3 samples in 4 shards\) leaves a shard with a single sample: pass `drop_last=True`"
-OTHERS = "the data set is not that of the checkpoint"
 B32 = {"batch_size": 32}
 
 ROWS: dict[str, dict[str, Program]] = {
@@ -726,41 +652,7 @@ ROWS: dict[str, dict[str, Program]] = {
         "predictions": Program(lambda way: two_loops(way, predictions_of)),
     },
     "one rank alone": {"digest": Program(told_by_one), "weights": Program(saved_by_the_last)},
-    "means over tokens": {
-        "own": Program(
-            lambda way: way.train(
-                lambda model, batch: model(**batch).loss, Tagger, data=sentences()
-            ),
-            says=r"labels of -100 do not count.* pass `unisono\.token_mean`",
-        ),
-        "token_mean": Program(mean_over_tokens),
-    },
     "counts": {"evaluated": Program(counts_of_an_evaluation), "steps": Program(counts_of_steps)},
-    "modes": {
-        "normalization": Program(frozen_normalization),
-        "net": Program(
-            lambda way: way.train(model=lambda: net().eval()),
-            says=r"every layer of the model is in `eval\(\)` mode",
-        ),
-    },
-    "schedules": {
-        "warm-up": Program(
-            lambda way: way.train(schedule=warming), says="LambdaLR is stepped once an epoch"
-        ),
-        "one cycle": Program(lambda way: way.train(schedule=too_short), "OneCycleLR"),
-    },
-    "other data": {
-        "split": Program(
-            lambda way: way.train(data=by_sign(40, seed=way.start)), says_again=OTHERS
-        ),
-        "transform": Program(
-            lambda way: way.train(data=Rows(lambda row, _: row + way.start)), says_again=OTHERS
-        ),
-    },
-    "single samples": {
-        "last batch": Program(lambda way: way.train(data=by_sign(43)), SINGLE),
-        "dropped": Program(lambda way: way.train(data=by_sign(43), reading={"drop_last": True})),
-    },
     "default shards": {
         "trainer": Program(lambda way: way.train(data=by_sign(96), shards=None, reading=B32)),
         "run": Program(steps_of_32),

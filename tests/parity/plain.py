@@ -103,13 +103,8 @@ def take_steps(
 ) -> None:
     """Train with the sampler of one replica, batches in its order, seeded as the run's are.
 
-    Args:
-        model, data, loss, optimizer, steps: what, and for how long.
-        batch_size: of a step.
-        prepare: what is done to each tensor of a batch.
-        around: what the forward pass is computed within.
-        update: takes (loss, model, optimizer) to the next parameters.
-        rates: a schedule, under how often it is stepped: ``"step"`` or ``"epoch"``.
+    Each tensor of a batch is prepared, the forward pass computed `around` something. `rates` has
+    a schedule, under how often it is stepped: ``"step"`` or ``"epoch"``.
     """
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
     done, epoch, rates = 0, 0, rates or {}
@@ -144,14 +139,7 @@ def plain_loop(
     loss: Callable[..., Any] | None = None,
     **how: Any,
 ) -> Any:
-    """Train a case, as for :func:`tests.parity.cases.train`; gives the model.
-
-    Args:
-        prepare: what is done to the model, and to each tensor of a batch.
-        schedule: makes a schedule of the optimizer's learning rate.
-        loss: another one than the case's.
-        how: as of :func:`take_steps`.
-    """
+    """Train a case, perhaps with another loss, as :func:`take_steps` does; gives the model."""
     model, data, usual_loss, optimizer = made(model_name, optimizer_name)
     model = prepare(model)
     how["rates"] = {} if schedule is None else {schedule_every: schedule(optimizer)}

@@ -1,7 +1,6 @@
 """One digest per model, whatever carries the gradients and wherever workers compute."""
 
 import functools
-import itertools
 
 import pytest
 from tests.chaos.exchanges import (
@@ -107,36 +106,10 @@ def test_two_workers_may_share_a_device(monkeypatch):
 # Stopped with one exchange, gone on with with another
 
 
-def tour(names):
-    """Order exchanges so that each comes once behind each other one."""
-    legs, path = set(itertools.permutations(names, 2)), [names[0]]
-
-    def walk():
-        if not legs:
-            return True
-        for name in names:
-            leg = (path[-1], name)
-            if leg in legs:
-                legs.remove(leg)
-                path.append(name)
-                if walk():
-                    return True
-                path.pop()
-                legs.add(leg)
-        return False
-
-    assert walk()
-    return path
-
-
-WHOLE = ("shared", "staged", "gloo", "sim")  # each worker has, or sees, the whole state
+# Each worker has, or sees, the whole state; each exchange comes once behind each other one.
+WHOLE = ("shared", "staged", "shared", "gloo", "shared", "sim", "staged", "gloo", "staged")
+WHOLE += ("sim", "gloo", "sim", "shared")
 DIVIDED = ("zero", "shared", "zero", "gloo", "zero", "sim-zero", "sim", "zero")
-
-
-def test_a_tour_has_every_leg_once():
-    path = tour(list(WHOLE))
-    assert sorted(itertools.pairwise(path)) == sorted(itertools.permutations(WHOLE, 2))
-    assert {*WHOLE, *DIVIDED} == EXCHANGES.keys()
 
 
 def train_until(steps, directory, case, device):
@@ -154,8 +127,9 @@ def train_until(steps, directory, case, device):
     ],
 )
 def test_a_run_goes_on_with_every_other_exchange(monkeypatch, tmp_path, case, names):
+    assert {*WHOLE, *DIVIDED} == EXCHANGES.keys()
     names = [name for name in names if device_of(name) != ACCELERATED or has_accelerator()]
-    for leg, exchange in enumerate(names if "zero" in names else tour(names)):
+    for leg, exchange in enumerate(names):
         for variable, value in variables_of(exchange).items():
             monkeypatch.setenv(variable, value)
         steps, workers = 2 * leg + 2, leg % 3 + 1

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import select
 import signal
 import tempfile
 import time
 import traceback
 import unittest
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,102 +19,61 @@ from torch.testing._internal.common_distributed import TEST_SKIPS
 from torch.testing._internal.common_utils import set_rng_seed
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+_RESULTS = [PASSED, FAILED, SKIPPED]  # by exit status; others are failures, too
 _OTHERS_GET_S = 3.0  # once one has failed
-_MESSAGE_BYTES = 60_000  # what a pipe takes without a reader
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a test: on one rank, or the worst of all."""
-
-    result: str
-    reason: str = ""
-    output: str = ""
-
-
-def run_on_ranks(module: Any, name: str, backend: str, world_size: int, limit_s: float) -> Outcome:
-    """Run a test of torch's on forked ranks; all have ended when it returns."""
+def run_on_ranks(
+    module: Any, name: str, backend: str, world_size: int, limit_s: float
+) -> tuple[str, str]:
+    """Run a test of torch's on forked ranks; gives the worst result, and what that rank said."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("barrier", "test_dir", "init_dir"):
             Path(folder, part).mkdir()
-        ranks = {}
+        ranks: dict[int, int] = {}
         for rank in range(world_size):
-            reader, writer = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os._exit(_rank(module, name, backend, rank, world_size, folder, writer))
-            os.close(writer)
-            ranks[pid] = reader
-        try:
-            return _worst(_collect(list(ranks.values()), limit_s))
-        finally:
-            for pid, reader in ranks.items():
-                os.close(reader)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            if (pid := os.fork()) == 0:
+                os._exit(_rank(module, name, backend, rank, world_size, folder))
+            ranks[pid] = rank
+        said = {PASSED: ""}
+        end = time.monotonic() + limit_s
+        while ranks and time.monotonic() < end:
+            for pid, rank in list(ranks.items()):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    del ranks[pid]
+                    code = os.waitstatus_to_exitcode(status)
+                    result = _RESULTS[code] if 0 <= code < len(_RESULTS) else FAILED
+                    output = Path(f"{folder}/output{rank}").read_text(errors="replace")
+                    said.setdefault(result, output[-4000:] or f"exit status {code}")
+                    if result == FAILED:
+                        end = min(end, time.monotonic() + _OTHERS_GET_S)
+            time.sleep(0.01)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            said.setdefault(FAILED, "did not end in time")
+        return next((one, said[one]) for one in (FAILED, SKIPPED, PASSED) if one in said)
 
 
-def _collect(readers: list[int], limit_s: float) -> list[Outcome]:
-    outcomes, end = [], time.monotonic() + limit_s
-    waiting = list(readers)
-    while waiting:
-        ready, _, _ = select.select(waiting, [], [], max(0.0, end - time.monotonic()))
-        if not ready:
-            return [*outcomes, Outcome(FAILED, "did not end in time")]
-        for reader in ready:
-            waiting.remove(reader)
-            message = os.read(reader, _MESSAGE_BYTES)
-            outcomes.append(Outcome(*pickle.loads(message)) if message else _DIED)
-            if outcomes[-1].result == FAILED:
-                end = min(end, time.monotonic() + _OTHERS_GET_S)
-    return outcomes
-
-
-_DIED = Outcome(FAILED, "its process died")
-
-
-def _worst(outcomes: list[Outcome]) -> Outcome:
-    for result in (FAILED, SKIPPED):
-        for outcome in outcomes:
-            if outcome.result == result:
-                return outcome
-    return Outcome(PASSED)
-
-
-def _rank(
-    module: Any,
-    name: str,
-    backend: str,
-    rank: int,
-    world_size: int,
-    folder: str,
-    writer: int,
-) -> int:
+def _rank(module: Any, name: str, backend: str, rank: int, world_size: int, folder: str) -> int:
     output = os.open(f"{folder}/output{rank}", os.O_CREAT | os.O_RDWR | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    result, reason = _outcome(module, name, backend, rank, world_size, folder)
-    words = Path(f"{folder}/output{rank}").read_text(errors="replace") if result == FAILED else ""
-    os.write(writer, pickle.dumps((result, reason[:1000], words[-4000:])))
-    return 0
-
-
-def _outcome(
-    module: Any, name: str, backend: str, rank: int, world_size: int, folder: str
-) -> tuple[str, str]:
     try:
         _run(module, name, backend, rank, world_size, folder)
     except unittest.SkipTest as skipped:
-        return SKIPPED, str(skipped)
+        os.write(1, str(skipped).encode())
+        return _RESULTS.index(SKIPPED)
     except SystemExit as ended:
-        reasons = [skip.message for skip in TEST_SKIPS.values() if skip.exit_code == ended.code]
-        return (SKIPPED, reasons[0]) if reasons else (FAILED, f"exit status {ended.code}")
-    except BaseException as error:
-        traceback.print_exc()
-        first_line = (str(error).splitlines() or [""])[0]
-        return FAILED, f"{type(error).__name__}: {first_line}"
-    return PASSED, ""
+        skips = [skip.message for skip in TEST_SKIPS.values() if skip.exit_code == ended.code]
+        os.write(1, (skips or [f"exit status {ended.code}"])[0].encode())
+        return _RESULTS.index(SKIPPED if skips else FAILED)
+    except BaseException:
+        os.write(1, traceback.format_exc().encode())
+        return _RESULTS.index(FAILED)
+    return _RESULTS.index(PASSED)
 
 
 def _run(module: Any, name: str, backend: str, rank: int, world_size: int, folder: str) -> None:

@@ -1,11 +1,9 @@
-"""Which of torch's tests are about DDP and make sense without a GPU?
-
-The rule, applied to the class with torch's distributed tests:
+"""Which of torch's tests are about DDP and make sense without a GPU, and which are known to fail?
 
 1. A test counts if it makes a ``DistributedDataParallel``, itself or through the methods it calls.
 2. What torch skips on Linux, we skip, with its reason.
-3. A test that needs an accelerator is left out, by :data:`NEEDS_ACCELERATOR`. All others that ask
-   for GPUs get the CPU instead (``on_cpu.py``).
+3. A test that needs an accelerator is left out. All others that ask for GPUs get the CPU instead
+   (``on_cpu.py``).
 """
 
 from __future__ import annotations
@@ -52,11 +50,23 @@ def names_of_tests(file: str) -> list[str]:
     return [name for name in methods if name.startswith("test_") and makes_ddp(name)]
 
 
-def why_left_out(name: str) -> str:
-    """Say why a test cannot run on CPUs, or nothing."""
-    reasons = (why for pattern, why in NEEDS_ACCELERATOR.items() if re.fullmatch(pattern, name))
-    return next(reasons, "")
+def needs_accelerator(name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in NEEDS_ACCELERATOR)
 
 
 def _is_class(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.ClassDef) and node.name == name
+
+
+_PROFILER = "test_ddp_profiling_torch_profiler"
+
+
+def expected_failures(backend: str, cls: str, num_ranks: int) -> dict[str, str]:
+    """Tell the tests that are known to fail, each with a part of what it prints then."""
+    # torch's own mistake: it loads a pickle of an object as if it were weights.
+    known = {"test_ddp_hook_pickling_powerSGD": "UnpicklingError: Weights only load failed"}
+    if backend == "unisono":  # whose collectives are done when they are called
+        return known | {_PROFILER: "self.assertTrue(event.is_async)"}
+    if cls == "ours" and num_ranks > 2:  # it exchanges by all_to_all
+        return known | {_PROFILER: "Expected 6 but got 0"}
+    return known

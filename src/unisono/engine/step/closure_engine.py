@@ -67,7 +67,7 @@ class ClosureEngine(StepEngine):
         exchange = self.exchange
         if self._versions != [parameter._version for parameter in exchange.parameters]:
             exchange.share(f"evaluation in step {self.sums.step}")
-            exchange.buffers.commit()
+            self.passes.commit()
             self.guard.remember()
             self.begin_again()
             assert self.compute_again is not None

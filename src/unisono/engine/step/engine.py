@@ -290,7 +290,7 @@ class StepEngine:
             return False
         for member in self._active:
             member.update.commit()
-        self.exchange.buffers.commit()
+        self.passes.commit()
         if self.passes.scaling is not None:
             self.passes.scaling.update(is_skipped=self.sums.are_skipped)
         self.guard.remember()

@@ -137,6 +137,10 @@ class ShardPasses:
             exchange.buffers.keep()
         return finished
 
+    def commit(self) -> None:
+        """Keep the buffers that the first shard with samples has left."""
+        self._exchange.buffers.commit()
+
 
 @contextmanager
 def published_early(
