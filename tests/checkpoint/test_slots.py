@@ -179,15 +179,6 @@ def test_what_no_file_can_hold_lies_in_memory_alone(dtype):
         slots.files_of(slot, blob_at)
 
 
-def test_arrays_of_any_form_are_bytes():
-    extra = [torch.zeros(0).numpy().data, torch.arange(6).reshape(2, 3).numpy().data]
-    slot = memoryview(bytearray(512))
-    place = W | {"dtype": "I64", "shape": [6], "in": "extra"}
-    listed = {"model.safetensors": [], "optimizer.safetensors": [place]}
-    slots.write_blob(slot, 0, b"{}", json.dumps(listed).encode(), extra)
-    assert slots.read_extras(slot, 0) == [(place, bits(torch.arange(6)))]
-
-
 def test_a_slot_can_be_written_again():
     slot, blob_at, _ = make_slot({"w": torch.zeros(3)}, {"m": torch.zeros(99)})
     listed = json.dumps({name: [] for name in slots.TENSOR_FILES}).encode()

@@ -517,41 +517,6 @@ def saved_by_the_last(way):
     return digest
 
 
-# Counts and shards
-
-
-def counted(model, batch):
-    outputs = model(batch[0])
-    hits = outputs.argmax(1) == batch[1]
-    counts = {"correct": hits.sum(), "rows": len(hits), "is_any": hits.any()}
-    return {"loss": F.cross_entropy(outputs, batch[1]), **counts}
-
-
-def counts_of_an_evaluation(way):
-    trainer = way.made(counted)
-    digest = way.fit(trainer)
-    means = trainer.evaluate(by_sign(23), batch_size=7)
-    classes = trainer.predict(by_sign(23), batch_size=7).argmax(1).cpu()
-    assert means["correct"] == int((classes == by_sign(23).tensors[1]).sum())
-    assert means["rows"] == 23
-    return dict(means), digest
-
-
-class Noting(Callback):
-    def __init__(self):
-        self.counts = []
-
-    def on_step_end(self, fit, step):
-        self.counts.append([step.means["correct"], step.means["rows"]])
-
-
-def counts_of_steps(way):
-    noting = Noting()
-    digest = way.train(counted, callbacks=(noting,))
-    assert all(rows == 10 for _, rows in noting.counts)
-    return digest, noting.counts
-
-
 def steps_of_32(way):
     torch.manual_seed(0)
     model = net()
@@ -652,7 +617,6 @@ ROWS: dict[str, dict[str, Program]] = {
         "predictions": Program(lambda way: two_loops(way, predictions_of)),
     },
     "one rank alone": {"digest": Program(told_by_one), "weights": Program(saved_by_the_last)},
-    "counts": {"evaluated": Program(counts_of_an_evaluation), "steps": Program(counts_of_steps)},
     "default shards": {
         "trainer": Program(lambda way: way.train(data=by_sign(96), shards=None, reading=B32)),
         "run": Program(steps_of_32),

@@ -75,9 +75,3 @@ def different_starts():
 def test_everybody_starts_from_rank_0():
     one, other = unisono.launch(different_starts, workers=2)
     assert one == other
-
-
-def test_a_path_that_is_not_utf_8_is_refused_in_words(tmp_path):
-    missing = tmp_path / os.fsdecode(b"missing \xff") / "weights"
-    with pytest.raises(FileNotFoundError, match=r"the folder of .*\\udcff/weights must exist"):
-        make().save(missing)

@@ -9,19 +9,14 @@ moves bytes and we add::
     rank 2   c₀ c₁ c₂ ─┘               └─ a₂ b₂ c₂ → (a₂ + b₂) + c₂ ─┘
 
 Each rank sends and receives what it would in a ring. The elements left over when a tensor is cut
-into W equal slices travel with every slice, so each rank adds them up for itself.
-
-Every element is multiplied by 1/W, rounded to its dtype, before it is added: that is what torch's
-DDP does, so its bits on the backend ``unisono`` are these bits too.
-
-Sparse tensors have some rows of a large one (``Embedding(sparse=True)`` gives such gradients).
-Each rank gathers and adds all of them: a row that a rank does not have adds nothing.
+into W equal slices travel with every slice, so each rank adds them up for itself. Every element is
+multiplied by 1/W, rounded to its dtype, before it is added, as torch's DDP does. Of sparse tensors
+each rank gathers and adds all rows.
 
 A DDP model's buckets are averaged so by a hook. torch takes one hook per model for good. Ours is
 registered at the start, so a hook that a program registers later is kept here, and runs instead. On
-CPUs a bucket's exchange is finished when the hook returns. Finishing it during the backward pass
-was as fast or slower at the usual bucket size, since backward passes and gloo want the same cores.
-On NCCL all of it is only enqueued on streams, in the same order on every rank.
+CPUs a bucket's exchange is finished when the hook returns: later was as fast or slower. On NCCL all
+of it is only enqueued on streams, in the same order on every rank.
 """
 
 from __future__ import annotations

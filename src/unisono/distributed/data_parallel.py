@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -111,7 +112,6 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
         self.shards = shards or max(1, len(devices))
         self.devices = devices
         self.device_ids = [device if device.index is None else device.index for device in devices]
-        self._hands = _ChunkDevices()
         if not devices:
             return
         self.src_device_obj = devices[0]
@@ -158,14 +158,6 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
         """Join the chunks' outputs on a device; a subclass may do that in its own way."""
         return join(outputs, output_device, self.dim)
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in kept.items() if name != "_hands"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._hands = _ChunkDevices()
-
     def _count(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if type(self).scatter is not DataParallel.scatter:
             return self.shards
@@ -176,15 +168,23 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     ) -> list[Any]:
         tensors = self._tensors_of_chunks(original, devices)
         outputs, replicas = [], []
-        with self._hands.generators_put_back(dict.fromkeys(devices)) as drawn:
+        drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        with ExitStack() as stack:
+            for device in dict.fromkeys(devices):
+                stack.enter_context(_device(device).generators_put_back())
             for chunk, (inputs, device) in enumerate(zip(chunks, devices, strict=True)):
                 # All are kept to the end, so that none has the `id` of another.
                 replicas.append(original.replicate(tensors[chunk]))
-                with (
-                    self._hands.computing(device, drawn, chunk),
-                    _naming(chunk, len(chunks), device),
-                ):
-                    output = replicas[chunk][id(self.module)](*inputs[0], **inputs[1])
+                try:
+                    with _as_current(device):
+                        _device(device).seed(seed_of(_STREAM, drawn, chunk))
+                        output = replicas[chunk][id(self.module)](*inputs[0], **inputs[1])
+                except Exception as error:
+                    error.add_note(
+                        f"In unisono.DataParallel, chunk {chunk} of {len(chunks)} (counted from 0) "
+                        f"on device {device}."
+                    )
+                    raise
                 outputs.append(through_gate(output))
         _keep_buffers(original, replicas[0], tensors[0])
         return outputs
@@ -227,46 +227,10 @@ def _keep_buffers(
                 part._buffers[name] = left
 
 
-@contextmanager
-def _naming(chunk: int, num_chunks: int, device: torch.device) -> Iterator[None]:
-    """Have an exception say in which chunk it was raised."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(
-            f"In unisono.DataParallel, chunk {chunk} of {num_chunks} (counted from 0) on device "
-            f"{device}."
-        )
-        raise
-
-
-class _ChunkDevices:
-    """The devices of one DataParallel, each the current one while it computes. Final."""
-
-    def __init__(self) -> None:
-        self._devices: dict[torch.device, Device] = {}
-
-    @contextmanager
-    def generators_put_back(self, devices: Iterable[torch.device]) -> Iterator[int]:
-        """Draw one number for what is seeded inside, and leave generators as they were then."""
-        number = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-        with ExitStack() as stack:
-            for device in devices:
-                stack.enter_context(self._of(device).generators_put_back())
-            yield number
-
-    @contextmanager
-    def computing(self, device: torch.device, drawn: int, chunk: int) -> Iterator[None]:
-        """Compute a chunk: its random numbers follow from the number drawn and the chunk."""
-        with _as_current(device):
-            self._of(device).seed(seed_of(_STREAM, drawn, chunk))
-            yield
-
-    def _of(self, device: torch.device) -> Device:
-        if device not in self._devices:
-            with _as_current(device):  # a Device makes itself the current one
-                self._devices[device] = Device(device)
-        return self._devices[device]
+@functools.cache
+def _device(device: torch.device) -> Device:
+    with _as_current(device):  # a Device makes itself the current one
+        return Device(device)
 
 
 def _as_current(device: torch.device) -> AbstractContextManager[object]:
@@ -275,7 +239,6 @@ def _as_current(device: torch.device) -> AbstractContextManager[object]:
 
 Name = int | str | torch.device
 _HOST = torch.device("cpu")
-_WITHOUT_NUMBERS = "mps"  # one device; torch's DataParallel leaves it alone, too
 
 
 def read_devices(device_ids: Iterable[Name] | None) -> tuple[torch.device, ...]:
@@ -319,7 +282,7 @@ def read_device(argument: str, name: Name) -> torch.device:
 def accelerator() -> str | None:
     """Give the type of this machine's accelerators; None if there are none."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None or found.type == _WITHOUT_NUMBERS else found.type
+    return None if found is None else found.type
 
 
 def _there(argument: str, device: torch.device) -> torch.device:

@@ -4,10 +4,8 @@ As torch's ``replicate``, by the method of modules that is there for it: each mo
 not what its attributes refer to. Tensors take the place of parameters under their names, and, other
 than torch's, also in ``parameters()``.
 
-Hands each chunk its own alias of the module's tensors, and adds its gradients in tree order.
-
-A fork has two halves for each tensor, so that forks make the tree of :mod:`unisono.plan.summation`,
-and a backward pass through it makes that tree's additions::
+Each chunk gets its own alias of the module's tensors. A fork has two halves for each tensor, so
+that forks make the tree of :mod:`unisono.plan.summation`, and a backward pass its additions::
 
                 weight                       on the first device
               ┌───┴────┐

@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,11 +215,10 @@ def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) ->
             raise CheckpointError(f"the copy of `directory` must be a folder: {error}.") from None
         return checkpoints.url
 
-    def hear(speak: Callable[[], bytes]) -> list[bytes]:
-        return [team.hear_leader(speak, _PURPOSE)]
-
-    url: str = heard_by_all(hear, open_it, team.world.rank)[0]
-    return url
+    (url,) = heard_by_all(
+        lambda speak: [team.hear_leader(speak, _PURPOSE)], open_it, team.world.rank
+    )
+    return str(url)
 
 
 def _nothing_in_common(directory: Path, held: Sequence[HostCheckpoints]) -> str:

@@ -178,24 +178,21 @@ class Attributes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the objects what they had; those that came later stay as they are."""
         try:
-            self._load(state)
+            if not self._after:
+                self._loaded = copy.deepcopy(state)  # `on_begin` may change what is put back
+                self._apply(state)
+            elif state["loop"] == self._loop:
+                self._forget_others({*state["values"], *state["rest"]})
+                self._apply(state)
+            else:  # from before `on_begin`, which is not called again
+                self._forget_others({*self._after})
+                for way, one in self._after.items():
+                    self._put(way, one.value())
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the attributes of callbacks and optimizers in `run.state` must be as they were "
                 f"saved, but {error!r} came of reading them: resume from another checkpoint."
             ) from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        if not self._after:
-            self._loaded = copy.deepcopy(state)  # `on_begin` may change what is put back
-            self._apply(state)
-        elif state["loop"] == self._loop:
-            self._forget_others({*state["values"], *state["rest"]})
-            self._apply(state)
-        else:  # from before `on_begin`, which is not called again
-            self._forget_others({*self._after})
-            for way, one in self._after.items():
-                self._put(way, one.value())
 
     def hand_out(self, state: Mapping[str, Any]) -> None:
         """Give optimizers what those had that updated for all, at a loop's end."""

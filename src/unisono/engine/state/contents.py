@@ -188,23 +188,17 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 def check_unwrapped(model: nn.Module) -> None:
     """Refuse a model that is wrapped, or has a part that is, in DDP or FSDP; raises ValueError."""
     for name, module in model.named_modules():
-        wrapper = _wrapper_of(module)
-        if wrapper:
+        # Classes that `fully_shard` makes have one of that package among theirs.
+        kinds = (kind.__module__ for kind in type(module).__mro__)
+        is_fsdp = any(kind.startswith("torch.distributed.fsdp") for kind in kinds)
+        if is_fsdp or isinstance(module, DistributedDataParallel):
+            wrapper = "FSDP" if is_fsdp else "DistributedDataParallel"
             where = f"its part `{name}`" if name else "it"
             raise ValueError(
                 f"`model` must be the plain model, as Unisono divides batches and sums gradients "
                 f"by itself, but {where} is wrapped in {wrapper}, which calls collectives in each "
                 f"pass: leave out that wrapper and pass what it wraps."
             )
-
-
-def _wrapper_of(module: nn.Module) -> str:
-    """Name what of torch's own exchanges a module's gradients or parameters; empty if nothing."""
-    if isinstance(module, DistributedDataParallel):
-        return "DistributedDataParallel"
-    # Classes that `fully_shard` makes have one of that package among theirs.
-    kinds = (kind.__module__ for kind in type(module).__mro__)
-    return "FSDP" if any(kind.startswith("torch.distributed.fsdp") for kind in kinds) else ""
 
 
 def digest_of(model: nn.Module, optimizer: Optimizer) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -39,7 +40,8 @@ from unisono.engine.step.transforms import (
     OnGradients,
     Sums,
     UpdateVerdict,
-    transforms_of,
+    clip_norms,
+    clip_values,
 )
 from unisono.engine.step.update import Member, Options, pass_for_stepped
 from unisono.errors import NonFiniteLossError
@@ -101,9 +103,11 @@ class StepEngine:
         self._active = members
         scaling = next((member.scaling for member in members if member.scaling), None)
         self.passes.scaling = scaling
-        clipped = [(member.clipping, member.parameters) for member in members]
-        self._transforms = transforms_of(scaling, self._hook, clipped)
-        self.sums.has_norm = any(clipping.norm is not None for clipping, _ in clipped)
+        values = [(m.clipping.value, m.parameters) for m in members if m.clipping.value is not None]
+        norms = [(m.clipping.norm, m.parameters) for m in members if m.clipping.norm is not None]
+        clips = values and partial(clip_values, values), norms and partial(clip_norms, norms)
+        self._transforms = [one for one in (scaling, self._hook, *clips) if one]
+        self.sums.has_norm = bool(norms)
         active = {index for member in members for index in member.parameters}
         each = enumerate(self.exchange.parameters)
         self.passes.others = [parameter for at, parameter in each if at not in active]

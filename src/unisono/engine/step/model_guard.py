@@ -221,14 +221,10 @@ def _named_buffers(model: nn.Module) -> dict[str, int | None]:
 
 
 def _difference(before: dict[str, int | None], now: dict[str, int | None]) -> str:
-    for name in now:
-        if name not in before:
-            return f"`{name}` has been added"
-    for name in before:
-        if name not in now:
-            return f"`{name}` has been removed"
-    name = next(name for name in now if now[name] != before[name])
-    return f"`{name}` has been replaced"
+    for name in [*now, *before]:
+        if name not in before or name not in now:
+            return f"`{name}` has been {'added' if name in now else 'removed'}"
+    return f"`{next(name for name in now if now[name] != before[name])}` has been replaced"
 
 
 _ACCUMULATION = ("aten::add_", "aten::add")

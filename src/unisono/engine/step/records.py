@@ -28,14 +28,7 @@ from unisono.plan.summation import tree_sum
 
 _HEAD = struct.Struct("<IIIIII")
 _PAIR_BYTES = 16
-
-
-class Form(enum.IntEnum):
-    """Which form of loss a shard had."""
-
-    EMPTY = 0
-    MEAN = 1
-    SUM = 2
+_EMPTY, _MEAN, _SUM = range(3)  # forms of a shard's loss
 
 
 class StepMeans(dict[str, float]):
@@ -59,7 +52,7 @@ def mean_of(total: float, weight: float | None) -> float:
 class Record(NamedTuple):
     """One shard's record, as read."""
 
-    form: int  # see `Form`
+    form: int
     pairs: tuple[float, ...]  # sum, weight, sum, weight, … of its scalars
     names: bytes  # theirs, the loss first, in JSON
     has_rows: int  # whether there are values per sample
@@ -102,11 +95,11 @@ class Records:
         """Publish one shard's record; None for an empty shard."""
         row = self._rows[shard]
         if loss is None:
-            _HEAD.pack_into(row, 0, Form.EMPTY, 0, 0, 0, 0, self.seen)
+            _HEAD.pack_into(row, 0, _EMPTY, 0, 0, 0, 0, self.seen)
             return
         names = _text_of(tuple(loss.scalars))
         pairs = [number for pair in loss.scalars.values() for number in pair]
-        form, has_rows = Form.SUM if loss.is_sum else Form.MEAN, bool(loss.per_sample)
+        form, has_rows = _SUM if loss.is_sum else _MEAN, bool(loss.per_sample)
         head = _HEAD.pack(form, len(pairs) // 2, len(names), has_rows, self.options, self.seen)
         record = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
         if len(record) > len(row):
@@ -119,7 +112,7 @@ class Records:
     def read(self) -> list[Record]:
         """Read the records of all shards; the same on every worker."""
         self.all = records = [_read(row) for row in self._rows]
-        self._speaker = next(at for at, record in enumerate(records) if record.form != Form.EMPTY)
+        self._speaker = next(at for at, record in enumerate(records) if record.form != _EMPTY)
         self.has_rows, self.bad = bool(records[self._speaker].has_rows), None
         for shard, record in enumerate(records):
             if record.pairs and not math.isfinite(total := record.pairs[0]):
@@ -132,7 +125,7 @@ class Records:
         records = self.all
         speaker, first = self._speaker, records[self._speaker]
         for shard, record in enumerate(records):
-            if record.form == Form.EMPTY:
+            if record.form == _EMPTY:
                 continue
             if record.options != first.options:
                 raise MismatchError(
@@ -161,7 +154,7 @@ class Records:
                 _names_in(first.names), sums, weights, strict=True
             )
         }
-        return StepMeans(means), weights[0] if first.form == Form.SUM else None
+        return StepMeans(means), weights[0] if first.form == _SUM else None
 
 
 def _read(row: memoryview) -> Record:

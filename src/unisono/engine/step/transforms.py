@@ -11,7 +11,7 @@ read::
 whole global batch, once a step, on every worker: all have the same and change them alike, so an
 exchange whose workers each have all sums, or can bring them together, carries them.
 
-An update has a list of those that the run asks for, in this order (:func:`transforms_of`).
+An update has a list of those that the run asks for, in this order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import enum
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -258,16 +257,3 @@ def clip_norms(limits: Sequence[Limit], sums: Sums) -> UpdateVerdict:
             factor = limit / (norm.to(totals[0].device) + _TINY)
             torch._foreach_mul_(totals, torch.clamp(factor, max=1.0))
     return UpdateVerdict.GO_ON
-
-
-def transforms_of(
-    scaling: Transform | None,
-    hook: GradientHook | None,
-    clipped: Sequence[tuple[Clipping, Container[int]]],
-) -> list[Transform]:
-    """Wire what happens between the sum and the update, in this order."""
-    by_value = [(how.value, own) for how, own in clipped if how.value is not None]
-    by_norm = [(how.norm, own) for how, own in clipped if how.norm is not None]
-    clips: list[Transform] = [partial(clip_values, by_value)] if by_value else []
-    clips += [partial(clip_norms, by_norm)] if by_norm else []
-    return [transform for transform in (scaling, hook) if transform is not None] + clips

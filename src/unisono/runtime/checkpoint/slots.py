@@ -1,12 +1,12 @@
 """A snapshot in shared memory, and the checkpoint files that are written straight from it.
 
 A worker writes it between two steps; the launcher, which never loads torch, makes files of it
-while training goes on. One slot of memory::
+while training goes on. One slot of memory, in which parts lie at multiples of 64 bytes::
 
     0                       blob_at                                                  the slot's end
     | state: raw tensors ... | header | JSON: facts and tensors | extra 0 | extra 1 ... |
 
-Header, extras and `blob_at` lie at multiples of 64 bytes. The JSON is
+The JSON is
 ``{"facts": {...}, "tensors": {"model.safetensors": [T, ...], "optimizer.safetensors": [T, ...]}}``
 and says of each tensor T where it lies, in elements (`stride`) and bytes (`offset`, from the start
 of the part that `in` names)::
@@ -14,11 +14,8 @@ of the part that `in` names)::
     {"name": "0.weight", "dtype": "F32", "shape": [2, 3], "stride": [3, 1],
      "offset": 64, "in": "state"}
 
-A blob's header is written last, so that a blob that is not finished is none.
-
-Where a run's snapshots lie in its shared memory: two slots in turn, and marks that say which.
-
-::
+A blob's header is written last, so that a blob that is not finished is none. A run has two slots,
+written in turn, and marks that say which::
 
     marks   │ sequence u64 of slot 0 │ of slot 1 │ busy u8 │ busy u8 │
     slot    │ a copy of the state    │ blob: what it means           │      twice
@@ -27,15 +24,10 @@ A slot whose mark is 0 is not whole; the one with the larger mark is the newest.
 before its slot is written and set once all have written their share, so one whole snapshot is
 always there, even if a worker dies meanwhile. Busy slots are being written to the disk.
 
-The safetensors format, written as a stream, straight from memory and without torch.
-
-::
+The safetensors package builds the whole file in memory first; here it is written as a stream, which
+frees the interpreter between two tensors. Source: https://github.com/huggingface/safetensors::
 
     | length of the header u64 | header: JSON, padded with spaces | data of each tensor, by rows |
-
-The safetensors package builds the whole file in memory first; this does not, and frees the
-interpreter between two tensors. Whatever dtype that package reads is written here. Source of the
-format: https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from unisono.runtime.checkpoint.slots import Data, Places, files_of, read_facts
 from unisono.runtime.notices import shown
 
 BUSY, FREE = b"\1", b"\0"
+_CHANGED = "a snapshot must stay as it is until it is written, but has changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,8 @@ class CheckpointWriter:
             if not store.has(kept.step):
                 mark = _mark(memory, kept)
                 facts = read_facts(slot, kept.places.blob_at)
-                _check_same(mark, mark if facts["position"]["step"] == kept.step else b"")
+                if not any(mark) or facts["position"]["step"] != kept.step:
+                    raise ValueError(_CHANGED)
                 files = files_of(slot, kept.places.blob_at)
                 last = _checked_after(files[RUN_FILE], mark, memory, kept)
                 store.write(kept.step, {**files, RUN_FILE: last})
@@ -163,9 +165,5 @@ def _checked_after(
 ) -> Iterator[Data]:
     """Give the last file of a checkpoint, then see that the snapshot has stayed what it was."""
     yield from chunks
-    _check_same(mark, _mark(memory, kept))
-
-
-def _check_same(before: bytes, after: bytes) -> None:
-    if not any(before) or before != after:
-        raise ValueError("a snapshot must stay as it is until it is written, but has changed")
+    if _mark(memory, kept) != mark:
+        raise ValueError(_CHANGED)
