@@ -101,16 +101,11 @@ def train(directory):
     return trainer.run.position.step
 
 
-def test_a_run_alone_does_not_begin_in_anothers_directory(folder, in_use):
-    with pytest.raises(CheckpointError, match="must belong to one job at a time"):
-        train(folder)
-    assert list(folder.iterdir()) == []
-
-
 @pytest.mark.slow
-def test_workers_do_not_begin_in_anothers_directory(folder, in_use):
+@pytest.mark.parametrize("workers", [None, 2])
+def test_nobody_begins_in_anothers_directory(folder, in_use, workers):
     with pytest.raises(CheckpointError, match="must belong to one job at a time"):
-        unisono.launch(train, folder, workers=2)
+        train(folder) if workers is None else unisono.launch(train, folder, workers=workers)
     assert list(folder.iterdir()) == []
 
 

@@ -1,6 +1,5 @@
 """A checkpoint is whole or it is not one: every truncation and every flipped bit is found."""
 
-import errno
 import json
 import os
 import resource
@@ -18,7 +17,6 @@ from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.folder import (
     COMMIT,
     FILES,
-    TooLargeError,
     check_folder,
     read_folder,
     write_folder,
@@ -112,38 +110,6 @@ def test_a_hostile_commit_file_is_refused_in_a_short_line(damaged, commit):
     assert str(caught.value).isprintable()
 
 
-def test_the_checkpoint_before_one_with_a_hostile_commit_file_is_used(tmp_path):
-    store = RunDirectory(tmp_path)
-    for step in (1, 2):
-        store.write(step, CONTENTS)
-    (tmp_path / "checkpoints" / "step-000000000002" / COMMIT).write_bytes(b"[" * 60_000)
-    read, entry, (passed_over,) = store.newest(contents)
-    assert (read, entry.step, passed_over.step) == (CONTENTS, 1, 2)
-    assert [entry.trouble for entry in store.entries()][1] == ""
-
-
-@pytest.fixture
-def sparse(tmp_path):
-    """A folder with a file of 256 GiB, most of it holes, that its commit file confirms."""
-    path = tmp_path / "checkpoints" / "step-000000000007"
-    write_folder(path, CONTENTS)
-    facts = json.loads((path / COMMIT).read_text())
-    facts["model.safetensors"]["bytes"] = 256 << 30
-    (path / COMMIT).write_text(json.dumps(facts))
-    os.truncate(path / "model.safetensors", 256 << 30)
-    return path
-
-
-def test_a_file_beyond_what_is_needed_is_refused_unread(sparse, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder.hashlib, "sha256", None)  # to hash it would take minutes
-    at_most = {"model.safetensors": 1 << 20}
-    message = r"model\.safetensors must have at most 1,048,576 bytes, .* but has 274,877,906,944"
-    with pytest.raises(TooLargeError, match=message):
-        read_folder(sparse, at_most)
-    with pytest.raises(CheckpointError, match=f"step-000000000007: {message}"):
-        RunDirectory(tmp_path).newest(dict, at_most)
-
-
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("outside"), os.mkfifo, os.mkdir])
 def test_links_and_pipes_are_not_followed(damaged, make):
     (damaged / "run.json").rename(damaged / "outside")
@@ -202,19 +168,6 @@ def test_only_a_folder_under_its_last_name_is_had(tmp_path):
     assert [store.has(step) for step in range(6)] == [False, True, *[False] * 4]
     store.set_aside(0)
     assert not store.has(1)
-
-
-def full_disk(*args):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
-    store = RunDirectory(tmp_path, keep=2)
-    store.write(1, CONTENTS)
-    monkeypatch.setattr(folder, "_write_synced", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        store.write(2, CONTENTS)
-    assert os.listdir(store.folder) == ["step-000000000001"]
 
 
 def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):

@@ -55,7 +55,7 @@ def main() -> int:
 
     torch.set_num_threads(1)  # and no threads before a fork
     module = load_tests()
-    names = [name for name in names_of_tests(module.__file__) if re.search(options.k, name)]
+    names = [name for name in names_of_tests(module) if re.search(options.k, name)]
     counted = [name for name in names if not needs_accelerator(name)]
     print(f"{len(names)} tests make a DDP, {len(names) - len(counted)} need a GPU", flush=True)
     surprises = 0

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-import ast
+import inspect
 import re
-from pathlib import Path
+from typing import Any
 
 _SYNC_BN = "torch refuses SyncBatchNorm on CPUs"
 _STREAMS = "uses streams or events of an accelerator"
@@ -28,17 +28,10 @@ NEEDS_ACCELERATOR = {
 }
 
 
-def names_of_tests(file: str) -> list[str]:
-    """Find the tests that make a DDP, in the order of the file."""
-    source = Path(file).read_text()
-    lines = source.splitlines()
-    outer = next(node for node in ast.parse(source).body if _is_class(node, "DistributedTest"))
-    inner = next(node for node in outer.body if _is_class(node, "_DistTestBase"))
-    methods = {
-        node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno])
-        for node in inner.body
-        if isinstance(node, ast.FunctionDef)
-    }
+def names_of_tests(module: Any) -> list[str]:
+    """Find the tests of torch's module that make a DDP, in its order."""
+    there = vars(module.DistributedTest._DistTestBase).items()
+    methods = {name: inspect.getsource(one) for name, one in there if inspect.isfunction(one)}
 
     def makes_ddp(name: str, above: tuple[str, ...] = ()) -> bool:
         if "DistributedDataParallel(" in methods[name]:
@@ -52,10 +45,6 @@ def names_of_tests(file: str) -> list[str]:
 
 def needs_accelerator(name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in NEEDS_ACCELERATOR)
-
-
-def _is_class(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.ClassDef) and node.name == name
 
 
 _PROFILER = "test_ddp_profiling_torch_profiler"
