@@ -6,6 +6,7 @@ import mmap
 import os
 import struct
 import threading
+from dataclasses import asdict
 
 import pytest
 
@@ -45,7 +46,7 @@ def told_of_writing(memory, directory):
 
 
 def test_the_newest_whole_snapshot_is_found(memory, tmp_path):
-    loop = {**PLACES.as_json(), "directory": str(tmp_path), "keep": 2}
+    loop = {**asdict(PLACES), "directory": str(tmp_path), "keep": 2}
     assert newest_kept(memory, loop) is None
     snapshot(memory, 0, 0, mark=1)
     assert newest_kept(memory, loop) is None, "nothing is done yet"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ class Boundary:
     @property
     def facts(self) -> dict[str, Any]:
         """What a worker that joins the loop has to know."""
-        return self._memory.snapshots.places.as_json()
+        return asdict(self._memory.snapshots.places)
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""
@@ -267,7 +267,7 @@ class Boundary:
         self.run.observer.before_snapshot()
         start_s = time.monotonic()
         if not self._team.leads_host:
-            self._kept.note_modes()
+            self._kept.modes_now(was_left=False)  # which the leader describes
         step = self._kept.position.step
         slot = self.engine.between.take_snapshot(step, self._collect, wait=wait)
         now_s = time.monotonic()

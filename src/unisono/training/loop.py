@@ -17,6 +17,7 @@ import functools
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
@@ -190,7 +191,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
         run.team.supervisor.can_go_back = True
         end = json.dumps(
             {
-                "position": kept.position.as_json(),
+                "position": asdict(kept.position),
                 "last": kept.last,
                 "snapshot": 0 if run.memory is None else run.memory.snapshots.number,
             }

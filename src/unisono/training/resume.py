@@ -27,6 +27,7 @@ from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import Snapshot, bytes_at_most
 from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint.run_directory import name_of
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
 from unisono.training.failures import heard_by_all
@@ -141,9 +142,6 @@ def _put_back(
         run.kept.recorded.take(snapshot.facts["given"])
 
 
-# By step, what tells its contents apart.
-HostCheckpoints = Mapping[int, str]
-
 _PURPOSE = "run directory"
 
 
@@ -163,8 +161,8 @@ def settle_directory(run: RunContext) -> None:
     checkpoints.is_on_each_host = bool(said)
 
 
-def newest_common(held: Sequence[HostCheckpoints]) -> int | None:
-    """Find the newest checkpoint that all hosts have with the same contents; None: none."""
+def newest_common(held: Sequence[Mapping[int, str]]) -> int | None:
+    """Find the newest checkpoint that all hosts have with the same digest, by step; None: none."""
     common = set.intersection(*(set(one.items()) for one in held))
     return max((step for step, _ in common), default=None)
 
@@ -199,7 +197,14 @@ def _settle(run: RunContext) -> bytes:
     held = [{int(step): digest for step, digest in one["held"].items()} for one in told]
     newest = newest_common(held)
     if newest is None and any(held):
-        raise CheckpointError(_nothing_in_common(checkpoints.directory, held))
+        has = "; ".join(f"host {host} has {sorted(one) or 'none'}" for host, one in enumerate(held))
+        source = next(host for host, one in enumerate(held) if one)
+        folder = checkpoints.directory / "checkpoints" / name_of(max(held[source]))
+        raise CheckpointError(
+            f"all hosts must have a checkpoint in common to go on from, where each has a "
+            f"`directory` of its own, but {has}: copy {folder} from host {source} to the others, "
+            f'or pass `Checkpoint(resume="never")` to begin anew.'
+        )
     if team.leads_host:
         checkpoints.set_aside(-1 if newest is None else newest)
     return b"on each host"
@@ -219,17 +224,6 @@ def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) ->
         lambda speak: [team.hear_leader(speak, _PURPOSE)], open_it, team.world.rank
     )
     return str(url)
-
-
-def _nothing_in_common(directory: Path, held: Sequence[HostCheckpoints]) -> str:
-    has = "; ".join(f"host {host} has {sorted(one) or 'none'}" for host, one in enumerate(held))
-    source = next(host for host, one in enumerate(held) if one)
-    name = f"checkpoints/step-{max(held[source]):012}"
-    return (
-        f"all hosts must have a checkpoint in common to go on from, where each has a `directory` "
-        f"of its own, but {has}: copy {directory / name} from host {source} to the others, or "
-        f'pass `Checkpoint(resume="never")` to begin anew.'
-    )
 
 
 def _is_shared(team: Team, directory: Path) -> bool:

@@ -170,9 +170,8 @@ def _from_torch(where: str, held: Sealed) -> dict[str, torch.Tensor]:
     others = [name for name, value in weights.items() if not _is_plain_tensor(value)]
     if others:
         raise CheckpointError(
-            f"{where} must hold a state dict of dense tensors, but {_first(others)} "
-            f"{'are' if len(others) > 1 else 'is'} something else: load it with torch, and save "
-            f"the model's state dict alone."
+            f"{where} must hold a state dict of dense tensors, but has other things, "
+            f"{_first(others)}: load it with torch, and save the model's state dict alone."
         )
     return weights
 
@@ -249,9 +248,8 @@ def _told_names(where: str, missing: list[str], foreign: list[str], strict: bool
         else "nothing has a name in both; pass other weights"
     )
     return (
-        f"model and {where} must have the same names, but {_first(missing)} "
-        f"{'are' if len(missing) > 1 else 'is'} only in the model and {_first(foreign)} only in "
-        f"the file: {advice}."
+        f"model and {where} must have the same names, but only the model has {_first(missing)}, "
+        f"and only the file {_first(foreign)}: {advice}."
     )
 
 

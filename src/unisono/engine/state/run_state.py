@@ -50,10 +50,6 @@ class Position:
         """Go to another place."""
         self.step, self.epoch, self.batch = step, epoch, batch
 
-    def as_json(self) -> dict[str, int]:
-        """Write it as plain JSON."""
-        return asdict(self)
-
 
 HIDDEN = "unisono."
 """Begins the keys of what is kept with a run and not shown to the program."""
@@ -105,20 +101,16 @@ class RunState:
         tensors, numbers = take_state(self.optimizer, named)
         facts = {
             "format": FORMAT,
-            "position": self.position.as_json(),
+            "position": asdict(self.position),
             "identity": dict(identity),
             "state": packed,
             "last": self.last,
             "given": self.recorded.first,
             "groups": group_options(self.optimizer),
-            "modes": self._modes_now(was_left=was_left),
+            "modes": self.modes_now(was_left=was_left),
             "numbers": numbers,
         }
         return facts, {**tensors, **own}
-
-    def note_modes(self) -> None:
-        """Note the model's modes at a snapshot that another worker describes."""
-        self._modes_now(was_left=False)
 
     def check_keepable(self) -> None:
         """Refuse, with a CheckpointError before any training, what cannot be kept."""
@@ -178,7 +170,8 @@ class RunState:
         self.state.clear()
         self.state.update(state)
 
-    def _modes_now(self, *, was_left: bool) -> dict[str, Any]:
+    def modes_now(self, *, was_left: bool) -> dict[str, Any]:
+        """Tell, and note, which parameters are fixed and which layers evaluate."""
         modules = [*self.model.modules()]
         parameters = named_parameters(self.model, self.optimizer).values()
         flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, parameters)])

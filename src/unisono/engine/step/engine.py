@@ -29,7 +29,7 @@ from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.step.between_steps import BetweenSteps
-from unisono.engine.step.loss import check_differentiable, is_known_bad, non_finite, read_loss
+from unisono.engine.step.loss import check_differentiable, is_known_bad, read_loss
 from unisono.engine.step.loss_scaling import LossScaling, check_alone
 from unisono.engine.step.model_guard import ModelGuard, changed_in_a_pass
 from unisono.engine.step.records import Phase, PhaseTimers, Records, StepMeans
@@ -259,7 +259,15 @@ class StepEngine:
         try:
             if sums.bad is not None and self.passes.scaling is None:
                 self._team.meet(f"bad loss {sums.named}")
-                raise non_finite(sums.bad[1], step, sums.bad[0])
+                shard, value = sums.bad
+                raise NonFiniteLossError(
+                    f"the loss must be finite, but is {value} in step {step} for shard {shard}; "
+                    f"the parameters are still those before step {step}: lower the learning rate, "
+                    f"or look at that shard's samples for values that are not finite.",
+                    step=step,
+                    shard=shard,
+                    value=value,
+                )
             means, weight = self.records.totals()
             if exchange.is_lost:
                 return means, False

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.errors import NonFiniteLossError
 from unisono.runtime.arrivals import pinned
 from unisono.runtime.device import HOST, Copies
 
@@ -128,18 +127,6 @@ def is_known_bad(loss: ShardLoss) -> bool:
     """Tell whether it is known already that a loss is NaN or infinite."""
     total = loss.scalars["loss"][0]
     return not isinstance(total, OnDevice) and not math.isfinite(total)
-
-
-def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
-    """Make the error that every worker raises when the loss of one shard is not finite."""
-    return NonFiniteLossError(
-        f"the loss must be finite, but is {value} in step {step} for shard {shard}; the "
-        f"parameters are still those before step {step}: lower the learning rate, or look at "
-        f"that shard's samples for values that are not finite.",
-        step=step,
-        shard=shard,
-        value=value,
-    )
 
 
 def check_differentiable(loss: ShardLoss) -> None:

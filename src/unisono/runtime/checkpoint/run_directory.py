@@ -88,8 +88,6 @@ class RunDirectory:
         for unfinished in self.folder.glob(".step-*.part"):  # of a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
         path = self.path_of(step)
-        if path.exists():
-            raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
         write_folder(path, files)
         for old in outdated(self.ends(), self._keep):
             shutil.rmtree(self.path_of(old), ignore_errors=True)

@@ -37,7 +37,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -221,13 +221,9 @@ class Places:
     slot_bytes: int  # the size of each
     blob_at: int  # where in a slot the blob begins
 
-    def as_json(self) -> dict[str, Any]:
-        """Write it as plain JSON."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Places:
-        """Read what :meth:`as_json` wrote; other names are ignored."""
+        """Read what was a dict of it; other names are ignored."""
         named = {name.name: value[name.name] for name in fields(cls)}
         return cls(**{**named, "slots_at": tuple(named["slots_at"])})
 
