@@ -1,8 +1,4 @@
-"""A run directory at a URL: what is whole there, whose it is, and what a folder here is worth.
-
-The store is a file system of the tests' own, in a folder: it may be slow, fail, break off in the
-midst of a file, and lists in any order.
-"""
+"""A run directory at a URL: what is whole there, whose it is, and what a folder here is worth."""
 
 from __future__ import annotations
 
@@ -69,13 +65,9 @@ fsspec.register_implementation("store", Store, clobber=True)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (remote_copy, remote_process):
-        for name, value in {
-            "LEASE_S": 0.4,
-            "SETTLE_S": 0.01,
-            "PAUSE_S": 0.02,
-            "LOOK_S": 0.02,
-        }.items():
+        for name, value in (("LEASE_S", 0.4), ("SETTLE_S", 0.01), ("PAUSE_S", 0.02)):
             monkeypatch.setattr(module, name, value, raising=False)
+    monkeypatch.setattr(remote_process, "LOOK_S", 0.02)
     yield
     Store.trouble = lambda path: None
 

@@ -95,12 +95,8 @@ def test_weights_load_whatever_wraps_the_models(tmp_path, there, here, saver):
     SAVERS[saver](source, tmp_path / "weights")
     assert load_weights(tmp_path / "weights", target) == ([], [])
     assert bits(target) == bits(source) == bits(plain(0))
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_saved_names_are_those_of_the_plain_model(tmp_path, wrapper):
-    save_weights(WRAPPERS[wrapper](plain()), tmp_path / "weights")
-    assert load_file(tmp_path / "weights").keys() == plain().state_dict().keys()
+    if saver == "by us":
+        assert load_file(tmp_path / "weights").keys() == plain().state_dict().keys()
 
 
 class Own(nn.Module):

@@ -1,8 +1,6 @@
 """What torch's own tests of DataParallel check, on simulated devices, with tests of ours.
 
-torch's are in ``test/distributed/test_data_parallel.py``, which its wheel does not have. Most have
-their counterpart here, in ``test_behaviour.py``, in ``test_devices.py`` or in ``tests/parity``, but
-for those of functions that Unisono has no other of (``parallel_apply``).
+Others have their counterpart in the files beside this one and in ``tests/parity``.
 """
 
 from __future__ import annotations

@@ -307,26 +307,6 @@ def hard_examples(way):
     return way.train(loss, data=Indexed(lambda row, index: row * (1 + (index in hard))))
 
 
-class Priorities(Callback):
-    def __init__(self):
-        self.of_sample = torch.ones(40)
-
-    def on_step_end(self, fit, step):
-        self.of_sample[step.indices] = 0.5 + step.per_sample["loss"].cpu()
-
-
-def priorities(way):
-    kept = Priorities()
-
-    def loss(model, batch):
-        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-        weights = kept.of_sample[batch[2].cpu()].to(each.device)
-        return {"loss": (each * weights).mean(), "per_sample": {"loss": each}}
-
-    digest = way.train(loss, data=Indexed(lambda row, _: row), callbacks=(kept,))
-    return digest, kept.of_sample.tolist()
-
-
 def setting_the_rate(way):
     def loss(model, batch):
         found = cross_entropy(model, batch)
@@ -501,22 +481,6 @@ def two_loops(way, between):
     return way.fit(trainer)
 
 
-def told_by_one(way):
-    trainer = way.made()
-    digest = way.fit(trainer)
-    if unisono.world().rank == 0:
-        (way.files / "digest").write_text(trainer.digest())
-    return digest
-
-
-def saved_by_the_last(way):
-    trainer = way.made()
-    digest = way.fit(trainer)
-    if unisono.world().rank == unisono.world().world_size - 1:
-        trainer.save(way.files / "weights.safetensors")
-    return digest
-
-
 def steps_of_32(way):
     torch.manual_seed(0)
     model = net()
@@ -573,7 +537,6 @@ ROWS: dict[str, dict[str, Program]] = {
         "centres": Program(lambda way: way.train(centred()), rf"`loss\.centres` {EACH}: keep"),
         "hard": Program(hard_examples, r"they change `loss\.hard`, which the data set reads"),
         "buffer": Program(lambda way: way.train(centred_by_a_buffer, Centred)),
-        "per sample": Program(priorities),
     },
     "caches": {
         "noise": reading(
@@ -616,7 +579,6 @@ ROWS: dict[str, dict[str, Program]] = {
         "weights": Program(lambda way: two_loops(way, weights_of)),
         "predictions": Program(lambda way: two_loops(way, predictions_of)),
     },
-    "one rank alone": {"digest": Program(told_by_one), "weights": Program(saved_by_the_last)},
     "default shards": {
         "trainer": Program(lambda way: way.train(data=by_sign(96), shards=None, reading=B32)),
         "run": Program(steps_of_32),

@@ -145,3 +145,17 @@ def plain_loop(
     how["rates"] = {} if schedule is None else {schedule_every: schedule(optimizer)}
     take_steps(model, data, loss or usual_loss, optimizer, steps, prepare=prepare, **how)
     return model
+
+
+def one_weight(loss: Callable[..., Any], steps: int, **options: Any) -> tuple[Any, ...]:
+    """Train one weight that is 1; gives what its steps say, the weight, and how many there were."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=1.0), shards=2, **options)
+    said = []
+    for step in run.steps(torch.ones(8, 3), batch_size=4, steps=steps, shuffle=False):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model(batch), step.number))
+        said.append((step.is_skipped, step.is_done, step.gradient_norm))
+    return said, model.weight.detach().clone(), run.position.step

@@ -1,7 +1,5 @@
 """Images with channels last: the bits of a plain loop that says so, the same on any workers."""
 
-import functools
-
 import pytest
 import torch
 from tests.parity import cases
@@ -31,12 +29,6 @@ def strides_of(model):
     return [parameter.stride() for parameter in model.parameters()]
 
 
-def found_by(optimizer_name, shards, **options):
-    trainer = train(optimizer_name, shards, **options)
-    means = trainer.evaluate(cases.images(), batch_size=16)
-    return trainer.digest(), strides_of(trainer.run.model), means
-
-
 @pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_one_shard_has_the_bits_of_a_plain_loop(optimizer_name, clip_norm):
@@ -46,14 +38,6 @@ def test_one_shard_has_the_bits_of_a_plain_loop(optimizer_name, clip_norm):
     check_bits(trainer, model)
     assert strides_of(trainer.run.model) == strides_of(model)
     assert not model.second.weight.is_contiguous()
-
-
-@pytest.mark.slow
-def test_the_same_bits_on_one_and_three_workers():
-    clipped = functools.partial(found_by, clip_norm=0.05)
-    alone = clipped("adamw", 4)
-    assert alone[0] != clipped("adamw", 4, prepare=as_it_is)[0]
-    assert unisono.launch(clipped, "adamw", 4, workers=3) == [alone] * 3
 
 
 @pytest.mark.slow

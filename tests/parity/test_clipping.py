@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 from tests.parity import cases
-from tests.parity.plain import check_bits, made, mean_of, plain_loop, trained, update_by
+from tests.parity.plain import (
+    check_bits,
+    made,
+    mean_of,
+    one_weight,
+    plain_loop,
+    trained,
+    update_by,
+)
 
 import unisono
 from unisono.engine.state.contents import digest_of
@@ -61,17 +69,8 @@ def test_a_temperature_without_dimensions_has_the_bits_of_torchs_clipping(shape)
 
 
 def steps_of(clip_norm, loss):
-    model = torch.nn.Linear(3, 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    run = unisono.Run(model, optimizer, shards=2, clip_norm=clip_norm)
-    norms = []
-    for step in run.steps(torch.ones(8, 3), batch_size=4, steps=2, shuffle=False):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(model(batch)))
-        norms.append(step.gradient_norm)
-    return norms, model.weight.detach().clone()
+    said, weight, _ = one_weight(lambda output, _: loss(output), 2, clip_norm=clip_norm)
+    return [norm for _, _, norm in said], weight
 
 
 def test_a_step_tells_the_norm_before_it_was_clipped():

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.parity.plain import check_bits, plain_loop, trained, update_by
+from tests.parity.plain import check_bits, one_weight, plain_loop, trained, update_by
 
 import unisono
 
@@ -80,19 +80,9 @@ def test_the_scale_goes_on_with_a_run_that_is_taken_up_again(tmp_path):
 
 
 def own_loop(scale, loss):
-    """Train one weight that is 1 with gradients that are the loss's."""
-    model = torch.nn.Linear(3, 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    run = unisono.Run(model, optimizer, shards=2, clip_norm=1.0, scaler=grad_scaler)
-    said = []
-    for step in run.steps(torch.ones(8, 3), batch_size=4, steps=3, shuffle=False):
-        with step:
-            for batch in step.shards:
-                step.backward(loss(model(batch), step.number))
-        said.append((step.is_skipped, step.is_done, step.gradient_norm))
-    return said, grad_scaler.get_scale(), run.position.step
+    said, _, steps = one_weight(loss, 3, clip_norm=1.0, scaler=grad_scaler)
+    return said, grad_scaler.get_scale(), steps
 
 
 def test_a_step_tells_that_it_was_skipped():

@@ -41,29 +41,30 @@ def leave(there, shard):
         parameter.grad = gradient(shard, index)
 
 
+def all_but_the_last(shards):
+    """Push all shards but the last, whose gradients are left."""
+    there = parameters()
+    stack = GradientStack(there, [Node(0, shards)])
+    for shard in range(shards):
+        leave(there, shard)
+        if shard < shards - 1:
+            stack.push(shard)
+    return there, stack
+
+
 def same(here, there):
     return (here is None and there is None) or torch.equal(here, there)
 
 
 @functools.cache
 def expected(shards):
-    there = parameters()
-    stack = GradientStack(there, [Node(0, shards)])
-    for shard in range(shards):
-        leave(there, shard)
-        finished = stack.push(shard)
-    return finished
+    return all_but_the_last(shards)[1].push(shards - 1)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_sums_are_the_same_in_whatever_order_gradients_come(shards, seed):
-    there = parameters()
-    stack = GradientStack(there, [Node(0, shards)])
-    for shard in range(shards - 1):
-        leave(there, shard)
-        stack.push(shard)
-    leave(there, shards - 1)
+    there, stack = all_but_the_last(shards)
     draw = random.Random(seed)
     seen = {}
     for index in draw.sample(range(NUM), draw.randint(0, NUM)):
@@ -78,12 +79,7 @@ def test_sums_are_the_same_in_whatever_order_gradients_come(shards, seed):
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8])
 def test_a_gradient_that_changes_after_it_was_seen_counts_as_it_is_in_the_end(shards):
-    there = parameters()
-    stack = GradientStack(there, [Node(0, shards)])
-    for shard in range(shards - 1):
-        leave(there, shard)
-        stack.push(shard)
-    leave(there, shards - 1)
+    there, stack = all_but_the_last(shards)
     early = {}
     for index, parameter in enumerate(there):
         if parameter.grad is not None:
@@ -105,11 +101,7 @@ def test_a_gradient_that_changes_after_it_was_seen_counts_as_it_is_in_the_end(sh
 
 
 def test_an_earlier_attempt_leaves_nothing_behind():
-    there = parameters()
-    stack = GradientStack(there, [Node(0, 2)])
-    leave(there, 0)
-    stack.push(0)
-    leave(there, 1)
+    there, stack = all_but_the_last(2)
     for index, parameter in enumerate(there):
         if parameter.grad is not None:
             stack.add_early(index, parameter.grad)

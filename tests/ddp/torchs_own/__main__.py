@@ -1,11 +1,6 @@
-"""torch's own tests of DDP, on a backend and with a class of DDP, without a GPU.
+"""torch's own tests of DDP, with a class on a backend, or with ``--all`` of both, without a GPU.
 
-    python -m tests.ddp.torchs_own                       # our class on our backend
-    python -m tests.ddp.torchs_own --backend gloo --class torch
-    python -m tests.ddp.torchs_own --all                 # every combination
-
-The exit status is 1 if a test fails that is not known to, or one of those passes or fails in
-another way.
+The exit status is 1 if one fails that is not known to, or one of those passes or fails otherwise.
 """
 
 from __future__ import annotations
