@@ -170,7 +170,8 @@ def test_what_a_program_changes_between_steps_is_changed_once(monkeypatch, excha
 
 
 def drawn_without_a_seed(model, _):
-    model[2].weight.data.add_(torch.from_numpy(np.random.default_rng().normal(size=(4, 150))))
+    noise = torch.from_numpy(np.random.default_rng().normal(size=(4, 150)))
+    model[2].weight.data.add_(noise.to(model[2].weight.device, torch.float32))
 
 
 def by_rank(_, optimizer):
