@@ -9,7 +9,8 @@ identity, as a parameter does; only its memory is exchanged. Parameters that pas
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -31,35 +32,74 @@ from unisono.runtime.workers.team import Team
 
 
 class Buffers:
-    """The model's buffers, saved and restored as a whole. Final.
+    """The model's buffers, copied as one block of bytes. Final.
+
+    On the CPU the buffers themselves lie in the block. On an accelerator they keep memory of their
+    own, and are copied to and from blocks there.
 
     Attributes:
-        slots: the layout that the arena reserves, twice.
+        slots: where each lies in a block; the arena reserves that twice.
         now: which of the arena's two copies is the present one.
         is_kept_here: whether this worker has published those for the next step.
         moving: parameters that live likewise; None: every one has an optimizer.
     """
 
     def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
-        self._values = BufferValues(model, device, copies)
-        self.slots, self._copies = self._values.slots, copies
         self.now, self.is_kept_here = 0, False
-        self.carry(None)
-
-    def carry(self, moving: Moving | None) -> None:
-        """Wire what is carried from shard to shard, in this order."""
-        self.moving = moving
-        self._carried: list[BufferValues | Moving] = [self._values] if self._values.are_any else []
-        self._carried += [] if moving is None else [moving]
+        self.moving: Moving | None = None
+        named = owners_of_buffers(model)
+        self._names, self._owners = list(named), list(named.values())
+        self._lazy = lazy_owners(model)
+        self._tensors = tensors = [buffer_at(owners[0]) for owners in self._owners]
+        self._are_any = bool(tensors or self._lazy)
+        self.slots = slots = lay_out(dict(zip(named, tensors, strict=True)))
+        self._device, self._is_host = device, device.is_host
+        self._copies, size = copies, size_of(slots)
+        self._shared: list[torch.Tensor] = []  # blocks on the host, where all see them
+        self._lists: list[Any] = []  # of one dtype and one device each, to be copied at once
+        self._versions: list[int] = []  # when the values were set; empty: some are new
+        spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
+        self._block, self._start = (private_bytes(size, device, spans) for _ in range(2))
+        self._spans = [(start, stop) for start, stop, _ in spans]
+        if self._is_host:
+            self._bytes = self._block.flat(0, size, torch.uint8)
+            self._start_bytes = self._start.flat(0, size, torch.uint8)
 
     def bind(self, arena: Arena) -> None:
-        """Move the buffers into the block, with the values they have."""
-        self._values.bind(arena.buffers if self.slots else [])
+        """Have the buffers where all expect them, with the values they have."""
         self.now = 0
+        if not self.slots:
+            return
+        self._regions = arena.buffers
+        self._shared = [region.everything() for region in arena.buffers]
+        views = Region(self._block, 0, self.slots).tensors()
+        if self._is_host:
+            for tensor, view in zip(self._tensors, views, strict=True):
+                view.copy_(tensor)
+                tensor.data = view
+            return
+        started = Region(self._start, 0, self.slots).tensors()
+        self._lists = [
+            lists
+            for kind in {tensor.dtype for tensor in self._tensors}
+            for lists in by_device(
+                *(
+                    [one for one in tensors if one.dtype == kind]
+                    for tensors in (self._tensors, views, started)
+                )
+            )
+        ]
+
+    def unbind(self) -> None:
+        """Give the model buffers with memory of their own again."""
+        self._shared = []
+        if self._is_host:
+            for tensor in self._tensors:
+                tensor.data = tensor.data.clone()
 
     def give(self) -> None:
         """Give this worker's values to all."""
-        self._values.keep(self.now)
+        self._give(self.now)
         self._copies.wait()
 
     def check_changes(self, team: Team) -> None:
@@ -67,7 +107,7 @@ class Buffers:
 
         Collective, if they were changed.
         """
-        if team.size > 1 and (changed := self._values.changed(self.now)):
+        if team.size > 1 and (changed := self._changed(self.now)):
             value = zlib.crc32(repr(changed).encode())
             check_changed_alike(team, next(iter(changed)), value, lambda: changed)
 
@@ -87,31 +127,45 @@ class Buffers:
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""
-        self._values.put_in_place()
+        for tensor, owners in zip(self._tensors, self._owners, strict=True):
+            for module, key in owners:
+                module._buffers[key] = tensor  # whatever a forward pass put there
         self.now = now
-        self._values.take(now)
+        self._take(are_here=False)
         self._copies.wait()
-
-    def unbind(self) -> None:
-        """Give the model buffers with memory of their own again."""
-        self._values.unbind()
 
     def begin(self, step: int) -> None:
         """Start an update of a step: every shard will start from the buffers as they are now."""
         self.is_kept_here = False
-        for one in self._carried:
-            one.begin(step)
+        if self._are_any:
+            self._collect()
+            if self._is_host:
+                self._start_bytes.copy_(self._bytes)
+            else:
+                for tensors, _, started in self._lists:
+                    _copy(started, tensors)
+        if self.moving is not None:
+            self.moving.begin(step)
 
     def restore(self) -> None:
         """Start a shard: the buffers are those that the step began with."""
-        for one in self._carried:
-            one.restore()
+        if self._are_any:
+            self._collect()
+            if self._is_host:
+                self._bytes.copy_(self._start_bytes)
+            else:
+                for tensors, _, started in self._lists:
+                    _copy(tensors, started)
+        if self.moving is not None:
+            self.moving.restore()
 
     def keep(self) -> None:
         """Publish what the first non-empty shard left, for the next step."""
         self.is_kept_here = True
-        for one in self._carried:
-            one.keep(1 - self.now)
+        if self._are_any:
+            self._give(1 - self.now)
+        if self.moving is not None:
+            self.moving.keep(1 - self.now)
 
     def settle(self) -> None:
         """Let an update of whole parameters see what was kept of others."""
@@ -121,98 +175,20 @@ class Buffers:
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
         self.now = 1 - self.now
-        for one in self._carried:
-            one.commit(self.now)
+        if self._shared:
+            self._collect()
+            self._take(are_here=self.is_kept_here)
+        if self.moving is not None:
+            self.moving.commit(self.now)
 
     def values(self) -> dict[str, torch.Tensor]:
         """Give the buffers by name, as the pass before has left them."""
-        return self._values.named()
+        self._collect()
+        return dict(zip(self._names, self._tensors, strict=True))
 
-
-def _now_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
-    try:
-        return module._buffers[key]  # TorchScript's have no `get`
-    except KeyError:
-        return None
-
-
-def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None, device: Device) -> None:
-    if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
-        seen = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
-        raise RuntimeError(
-            f"buffer `{name}` must stay {tensor.dtype} of shape {tuple(tensor.shape)} while "
-            f"training, but became {seen}: run the model once on one batch before, or keep the "
-            f"value elsewhere."
-        )
-    if value.device != tensor.device and not device.has(value):  # as a split model's may be
-        raise RuntimeError(
-            f"buffer `{name}` must stay on {tensor.device} while training, but is on "
-            f"{value.device}: move the model between two loops, and what a forward pass computes "
-            f"to where its inputs are."
-        )
-    tensor.data.copy_(value.detach())
-
-
-class BufferValues:
-    """The values of buffers, copied as one block of bytes. Final.
-
-    On the CPU the buffers themselves lie in the block. On an accelerator they keep memory of their
-    own, and are copied to and from blocks there.
-
-    Attributes:
-        slots: where each lies in a block.
-        are_any: whether there are some, or some are None as yet.
-    """
-
-    def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
-        named = owners_of_buffers(model)
-        self._names, self._owners = list(named), list(named.values())
-        self._lazy = lazy_owners(model)
-        self._tensors = tensors = [buffer_at(owners[0]) for owners in self._owners]
-        self.are_any = bool(tensors or self._lazy)
-        self.slots = slots = lay_out(dict(zip(named, tensors, strict=True)))
-        self._device, self._is_host, self._is_kept_here = device, device.is_host, False
-        self._copies, size = copies, size_of(slots)
-        self._shared: list[torch.Tensor] = []  # blocks on the host, where all see them
-        self._versions: list[int] = []  # when the values were set; empty: some are new
-        spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
-        self._block, self._start = (private_bytes(size, device, spans) for _ in range(2))
-        self._spans = [(start, stop) for start, stop, _ in spans]
-        if self._is_host:
-            self._bytes = self._block.flat(0, size, torch.uint8)
-            self._start_bytes = self._start.flat(0, size, torch.uint8)
-
-    def bind(self, regions: Sequence[Region]) -> None:
-        """Have the buffers where the others of this object expect them."""
-        self._regions, self._shared = regions, [region.everything() for region in regions]
-        views = Region(self._block, 0, self.slots).tensors()
-        if self._is_host:
-            for tensor, view in zip(self._tensors, views, strict=True):
-                view.copy_(tensor)
-                tensor.data = view
-            return
-        started = Region(self._start, 0, self.slots).tensors()
-        # Of one dtype and one device each, so that each list is copied at once.
-        self._lists = [
-            lists
-            for kind in {tensor.dtype for tensor in self._tensors}
-            for lists in by_device(
-                *(
-                    [one for one in tensors if one.dtype == kind]
-                    for tensors in (self._tensors, views, started)
-                )
-            )
-        ]
-
-    def unbind(self) -> None:
-        """Have the buffers in memory of their own; on an accelerator they never left it."""
-        self._shared = []
-        if self._is_host:
-            for tensor in self._tensors:
-                tensor.data = tensor.data.clone()
-
-    def give(self, copy: int) -> None:
+    def _give(self, copy: int) -> None:
         """Copy the values to a block on the host, if there are some."""
+        self._collect()
         if not self._shared:
             return
         into = self._shared[copy]
@@ -224,11 +200,11 @@ class BufferValues:
         for start, stop, here in self._pieces():
             self._copies.to_host(into[start:stop], here)
 
-    def take(self, copy: int, *, are_here: bool = False) -> None:
-        """Set the values from a block on the host; or from where they are, if this gave them."""
+    def _take(self, *, are_here: bool) -> None:
+        """Set the values from the present block on the host; or from here, if this gave them."""
         if not self._shared:
             return
-        values = self._shared[copy]
+        values = self._shared[self.now]
         if self._is_host:
             self._bytes.copy_(values)
             return
@@ -239,7 +215,7 @@ class BufferValues:
             _copy(tensors, views)
         self._versions = list(map(VERSION, self._tensors))
 
-    def changed(self, copy: int) -> dict[str, int]:
+    def _changed(self, copy: int) -> dict[str, int]:
         """Hash those that are not as a block on the host has them, by name.
 
         On an accelerator a change of which torch knows nothing (by ``.data``) is not found.
@@ -261,48 +237,6 @@ class BufferValues:
         """Give bytes of the block that are on one device, from where to where."""
         for start, stop in self._spans:
             yield start, stop, self._block.flat(start, stop - start, torch.uint8)
-
-    def begin(self, step: int) -> None:
-        """Start an update of a step: every shard will start from what is there then."""
-        self._collect()
-        self._is_kept_here = False
-        if self._is_host:
-            self._start_bytes.copy_(self._bytes)
-        else:
-            for tensors, _, started in self._lists:
-                _copy(started, tensors)
-
-    def restore(self) -> None:
-        """Start a shard: all is as the update began with it."""
-        self._collect()
-        if self._is_host:
-            self._bytes.copy_(self._start_bytes)
-        else:
-            for tensors, _, started in self._lists:
-                _copy(tensors, started)
-
-    def keep(self, copy: int) -> None:
-        """Publish what the shard has left, as one of the arena's copies."""
-        self._collect()
-        self._is_kept_here = True
-        self.give(copy)
-
-    def commit(self, copy: int) -> None:
-        """Finish a step: all is as it was kept."""
-        if self._shared:
-            self._collect()
-            self.take(copy, are_here=self._is_kept_here)
-
-    def named(self) -> dict[str, torch.Tensor]:
-        """Give the buffers by name, as the pass before has left them."""
-        self._collect()
-        return dict(zip(self._names, self._tensors, strict=True))
-
-    def put_in_place(self) -> None:
-        """Undo what a forward pass put in the place of buffers."""
-        for tensor, owners in zip(self._tensors, self._owners, strict=True):
-            for module, key in owners:
-                module._buffers[key] = tensor
 
     def _collect(self) -> None:
         """Take back the values of buffers that the forward pass replaced by new tensors."""
@@ -334,3 +268,27 @@ def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
     with torch.no_grad():
         if into:
             torch._foreach_copy_(into, source)
+
+
+def _now_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
+    try:
+        return module._buffers[key]  # TorchScript's have no `get`
+    except KeyError:
+        return None
+
+
+def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None, device: Device) -> None:
+    if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
+        seen = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+        raise RuntimeError(
+            f"buffer `{name}` must stay {tensor.dtype} of shape {tuple(tensor.shape)} while "
+            f"training, but became {seen}: run the model once on one batch before, or keep the "
+            f"value elsewhere."
+        )
+    if value.device != tensor.device and not device.has(value):  # as a split model's may be
+        raise RuntimeError(
+            f"buffer `{name}` must stay on {tensor.device} while training, but is on "
+            f"{value.device}: move the model between two loops, and what a forward pass computes "
+            f"to where its inputs are."
+        )
+    tensor.data.copy_(value.detach())

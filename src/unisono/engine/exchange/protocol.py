@@ -115,8 +115,8 @@ class Exchange(ABC):
         self._bound = [parameter.data for parameter in self._all]
         self._addresses = list(map(torch.Tensor.data_ptr, self._bound))
         if fixed:
-            self.buffers.carry(
-                Moving(fixed, self.memory.arena, self._fixed_values, self._fixed_suspects)
+            self.buffers.moving = Moving(
+                fixed, self.memory.arena, self._fixed_values, self._fixed_suspects
             )
         self.trust_leader()
         self.division = Division(team, shards)
