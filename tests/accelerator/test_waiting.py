@@ -119,19 +119,6 @@ def test_what_others_still_read_is_not_written():
     assert host.tolist() == [1, 1]
 
 
-def test_a_copy_waits_for_the_gradient_it_copies():
-    side, weight = torch.Stream("sim:1"), nn.Parameter(torch.ones(2, device="sim:1"))
-    (weight * 3).sum().backward()
-    host = torch.zeros(2).pin_memory()
-    with pytest.raises(RuntimeError, match="nothing orders the two"), side:
-        host.copy_(weight.grad, non_blocking=True)
-    side.wait_stream(torch.accelerator.current_stream(1))
-    with side:
-        host.copy_(weight.grad, non_blocking=True)
-    side.synchronize()
-    assert host.tolist() == [3, 3]
-
-
 def test_two_streams_meet_in_memory_of_the_host():
     side, tensor = torch.Stream("sim:1"), torch.ones(2, device="sim:1")
     host = torch.zeros(2).pin_memory()

@@ -179,7 +179,8 @@ def take_step(exchange, optimizer, step):
         return None
     assert set(votes) == {b"yes"}
     sums = [
-        total.clone() if here else None for total, here in zip(exchange.whole, present, strict=True)
+        on_host(total.clone()) if here else None
+        for total, here in zip(exchange.whole, present, strict=True)
     ]
     if not exchange.are_read("read"):
         return None
@@ -190,9 +191,22 @@ def take_step(exchange, optimizer, step):
     return sums
 
 
-def train(team, cls, optimizer, num_shards):
+def bound(team, cls, optimizer, num_shards, device=None):
     model, updates = make(optimizer)
-    exchange = cls(model, updates, shards=num_shards, team=team, new_key=1)
+    if device is not None:
+        place(model, updates, device)
+    exchange = cls(model, updates, shards=num_shards, team=team, device=device, new_key=1)
+    return model, updates, exchange
+
+
+def on_devices(shard, step, original=gradients_of):
+    """The same gradients on the current device of the test accelerator."""
+    there = f"sim:{torch.accelerator.current_device_index()}"
+    return [one if one is None else one.to(there) for one in original(shard, step)]
+
+
+def train(team, cls, optimizer, num_shards, device=None):
+    model, updates, exchange = bound(team, cls, optimizer, num_shards, device)
     seen, step = {}, 0
     snapshot(exchange, team, 0, updates)
     while step < STEPS:
@@ -310,8 +324,7 @@ def test_nobody_goes_on_from_a_snapshot_while_others_read_what_the_lost_step_lef
     seen = []
 
     def work(team):
-        model, updates = make(adam)
-        exchange = ShardedStagedExchange(model, updates, shards=3, team=team, new_key=1)
+        _, updates, exchange = bound(team, ShardedStagedExchange, adam, 3)
         snapshot(exchange, team, 0, updates)
         more = exchange.division.mine
         assert not exchange.is_lost
@@ -357,11 +370,7 @@ def is_taken_away(exchange, part, gradients):
 
 def sums_of_what_changes(team, cls, how, only_rank, device=None):
     """The sums of some steps in which gradients change after they were published early."""
-    model, updates = make(adam)
-    if device is not None:
-        place(model, updates, device)
-    shards = team.world.world_size
-    exchange = cls(model, updates, shards=shards, team=team, device=device, new_key=1)
+    _, _, exchange = bound(team, cls, adam, team.world.world_size, device)
     found, took_early = [], []
     for _ in range(4):
         part = exchange.division.mine[0]
@@ -417,8 +426,7 @@ def await_begun(exchange):
 @pytest.mark.parametrize("cls", EXCHANGES)
 def test_sparse_gradients_are_refused(cls, control_of):
     def work(team):
-        model, updates = make(adam)
-        exchange = cls(model, updates, shards=1, team=team, new_key=1)
+        _, _, exchange = bound(team, cls, adam, 1)
         gradients = gradients_of(1, 0)
         gradients[0] = gradients[0].to_sparse()
         exchange.publish(exchange.division.mine[0], gradients)

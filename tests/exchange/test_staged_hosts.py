@@ -6,19 +6,18 @@ from tests.exchange import test_contract
 from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.test_contract import (
     adam,
+    bound,
     changes_in_place,
     check_changed,
     comes_twice,
-    gradients_of,
     is_replaced,
     is_taken_away,
-    make,
+    on_devices,
     sums_of_what_changes,
 )
 
 from unisono.engine.exchange import host_all_reduce, staged
 from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
-from unisono.engine.state.contents import place
 from unisono.runtime.device import Device
 
 
@@ -26,11 +25,6 @@ from unisono.runtime.device import Device
 def small_buckets(monkeypatch):
     monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
     monkeypatch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)
-
-
-def on_devices(shard, step):
-    there = f"sim:{torch.accelerator.current_device_index()}"
-    return [one if one is None else one.to(there) for one in gradients_of(shard, step)]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +49,7 @@ def test_what_leaves_a_device_early_does_not_count_if_it_changes(
 def test_a_worker_without_a_lane_counts_nothing_of_the_step_before(accelerator, control_of):
     def work(team):
         device = Device(torch.device("sim", team.world.rank))
-        model, updates = make(adam)
-        place(model, updates, device)
-        exchange = StagedHostsExchange(
-            model, updates, shards=3, team=team, device=device, new_key=1
-        )
+        _, _, exchange = bound(team, StagedHostsExchange, adam, 3, device)
         are_all_there = []
         for _ in range(3):
             part = exchange.division.mine[0]

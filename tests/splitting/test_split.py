@@ -156,13 +156,6 @@ def test_nothing_is_watched_after_a_pass_that_fails(accelerator):
         one + other
 
 
-def test_loss_functions_of_the_program_follow(accelerator):
-    model = split(CNN(), ["sim:0", "sim:1"])
-    images, targets = model.batch(torch.Generator().manual_seed(1))
-    outputs = model(images.to("sim:0"))
-    assert str(F.cross_entropy(outputs, targets.to(outputs.device)).device) == "sim:1"
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
