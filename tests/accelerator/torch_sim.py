@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -92,11 +91,6 @@ def current_stream(device: _Device = None) -> torch.Stream:
     return torch.accelerator.current_stream(index_of(device))
 
 
-def default_stream(device: _Device = None) -> torch.Stream:
-    private = int(torch._C._autograd.DeviceType.PrivateUse1)
-    return torch.Stream(stream_id=0, device_index=index_of(device), device_type=private)
-
-
 def set_stream(stream: torch.Stream) -> None:
     torch.accelerator.set_stream(stream)
 
@@ -134,15 +128,6 @@ def get_rng_state(device: _Device = None) -> torch.Tensor:
 
 def set_rng_state(state: torch.Tensor, device: _Device = None) -> None:
     default_generators[index_of(device)].set_state(state)
-
-
-def get_rng_state_all() -> list[torch.Tensor]:
-    return [generator.get_state() for generator in default_generators]
-
-
-def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
-    for generator, state in zip(default_generators, states, strict=True):
-        generator.set_state(state)
 
 
 def manual_seed(seed: int) -> None:
