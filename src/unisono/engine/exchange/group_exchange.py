@@ -55,6 +55,7 @@ _VOTES = {"": 0, _CHANGED: 1}
 class GroupExchange(ReplicaExchange):
     """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`."""
 
+    _early: EarlyPart
     _communicator: Communicator | None = None
     _pipeline: BucketPipeline | None = None
     _sums: Sequence[BucketSum]

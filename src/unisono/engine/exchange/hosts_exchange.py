@@ -53,6 +53,7 @@ class _BetweenHosts(Exchange):
 
     takes_early = True  # on CPUs, too
     _all_reduce: HostAllReduce
+    _early: EarlyPart
 
     @property
     def is_lost(self) -> bool:
@@ -72,8 +73,6 @@ class _BetweenHosts(Exchange):
 
 class _Lanes(_BetweenHosts):
     """Of these, what cuts parameters into lanes, and has parts in memory of the host. Abstract."""
-
-    _early: EarlyPart
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`Exchange`."""
@@ -151,6 +150,15 @@ class _ReplicasBetweenHosts(_BetweenHosts, ReplicaExchange):
         said = self._team.hear_leader(lambda: b"%d" % snapshots.written(slot), "size of the state")
         self._all_reduce.share([snapshots.view(slot, int(said))])
 
+    def _load(self) -> None:
+        take_newest = super()._load
+
+        def load() -> None:
+            self._early = EarlyPart(self._parts)
+            take_newest()
+
+        self._all_reduce.go_back(load, wait=self.copies.wait)
+
 
 class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
     """An exchange between hosts. Final."""
@@ -177,14 +185,8 @@ class GroupHostsExchange(_ReplicasBetweenHosts, GroupExchange):
         super()._bind(keys, live)
 
     def _load(self) -> None:
-        take_newest = super()._load
-
-        def load() -> None:
-            self._early = EarlyPart(self._parts)
-            take_newest()
-
         self._close()
-        self._all_reduce.go_back(load)
+        super()._load()
 
     def _is_outdated(self, pipeline: BucketPipeline) -> bool:
         return super()._is_outdated(pipeline) or any(one.is_outdated() for one in self._sums)
@@ -246,14 +248,8 @@ class StagedHostsExchange(_Lanes, _ReplicasBetweenHosts, StagedExchange):
         super()._bind(keys, live)
 
     def _load(self) -> None:
-        take_newest = super()._load
-
-        def load() -> None:
-            self._leaving.clear()
-            self._early = EarlyPart(self._parts)
-            take_newest()
-
-        self._all_reduce.go_back(load, wait=self.copies.wait)
+        self._leaving.clear()
+        super()._load()
 
     def _plan_sum(self) -> None:
         lanes = self._cut(self._all_reduce.num_lanes)
