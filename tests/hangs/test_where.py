@@ -101,7 +101,7 @@ def test_ranks_of_another_launcher_are_known_by_their_environment() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("999999999", "PID must be a process that runs, but there is none with the number"),
+        ("999999999", "PID must be a process that runs and that you may look into, but 9999"),
         ("no/such/folder", "DIRECTORY must be a run's folder, but 'no/such/folder' is none"),
         (".", "DIRECTORY must be that of a run that is under way on this machine, but nothing"),
     ],

@@ -37,7 +37,14 @@ class FoundJob:
 
 def where(pid: int, folder: str = "") -> str:
     """Say where each rank of a process's job is, and who waits for whom; paths from `folder`."""
-    _check(pid)
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except OSError as error:
+        raise ValueError(
+            f"PID must be a process that runs and that you may look into, but {pid} is not "
+            f"({error.strerror}): name the launcher (`unisono run`), one of its workers, or a "
+            f"run's folder, as the user who started it, or as root."
+        ) from None
     job = find_job(pid)
     looks = look_at_ranks(job.pids, job.notes)
     hang = Hang(folder=folder, missing=job.ended)
@@ -63,21 +70,6 @@ def find_job(pid: int) -> FoundJob:
             f"again in a moment."
         )
     return FoundJob({**others, **ranks} or {0: pid})
-
-
-def _check(pid: int) -> None:
-    if procfs.started_at(pid) is None:
-        raise ValueError(
-            f"PID must be a process that runs, but there is none with the number {pid}: name the "
-            "launcher (`unisono run`), one of its workers, or a run's folder."
-        )
-    try:
-        os.listdir(f"/proc/{pid}/fd")
-    except OSError as error:
-        raise ValueError(
-            f"PID must be a process that you may look into, but {pid} is not ({error.strerror}): "
-            "ask as the user who started it, or as root."
-        ) from None
 
 
 def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:

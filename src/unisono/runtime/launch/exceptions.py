@@ -74,12 +74,8 @@ def without_native_frames(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Leave out the middle of a very long text."""
-    left_out = len(text) - _READ_AT_MOST
-    if left_out <= 0:
-        return text
-    half = _READ_AT_MOST // 2
-    return f"{text[:half]} … ({left_out:,} characters) … {text[-half:]}"
+    """Leave out the end of a very long text."""
+    return text if len(text) <= _READ_AT_MOST else f"{text[:_READ_AT_MOST]} …"
 
 
 def lost_peer(error: BaseException) -> int | None:
