@@ -57,12 +57,7 @@ def test_one_of_several_spawned_processes_is_refused_with_the_way_out():
 @pytest.mark.parametrize(
     "environ",
     [
-        {
-            "SLURM_JOB_ID": "7",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NUM_TASKS": "1",
-            "SLURM_PROCID": "0",
-        },
+        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
         {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"},
         {"RANK": "0", "WORLD_SIZE": "1", "UNISONO_LINK": "3", "UNISONO_PID": "1"},
     ],
