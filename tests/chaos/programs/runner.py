@@ -266,7 +266,7 @@ def _start(
         arguments=(json.dumps(asdict(replace(told, device=device_of(exchange)))),),
         popen=start_warm if python == sys.executable else subprocess.Popen,
         python=python,
-        variables=variables_of(exchange),
+        variables=variables_of(exchange) if python == sys.executable else None,
         phases=told.phases,
     )
 
