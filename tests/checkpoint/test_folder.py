@@ -1,9 +1,13 @@
 """A checkpoint is whole or it is not one: every truncation and every flipped bit is found."""
 
+import errno
+import hashlib
 import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,7 @@ from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.folder import (
     COMMIT,
     FILES,
+    TooLargeError,
     check_folder,
     read_folder,
     write_folder,
@@ -110,6 +115,38 @@ def test_a_hostile_commit_file_is_refused_in_a_short_line(damaged, commit):
     assert str(caught.value).isprintable()
 
 
+def test_the_checkpoint_before_one_with_a_hostile_commit_file_is_used(tmp_path):
+    store = RunDirectory(tmp_path)
+    for step in (1, 2):
+        store.write(step, CONTENTS)
+    (tmp_path / "checkpoints" / "step-000000000002" / COMMIT).write_bytes(b"[" * 60_000)
+    read, entry, (passed_over,) = store.newest(contents)
+    assert (read, entry.step, passed_over.step) == (CONTENTS, 1, 2)
+    assert [entry.trouble for entry in store.entries()][1] == ""
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    """A folder with a file of 256 GiB, most of it holes, that its commit file confirms."""
+    path = tmp_path / "checkpoints" / "step-000000000007"
+    write_folder(path, CONTENTS)
+    facts = json.loads((path / COMMIT).read_text())
+    facts["model.safetensors"]["bytes"] = 256 << 30
+    (path / COMMIT).write_text(json.dumps(facts))
+    os.truncate(path / "model.safetensors", 256 << 30)
+    return path
+
+
+def test_a_file_beyond_what_is_needed_is_refused_unread(sparse, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder.hashlib, "sha256", None)  # to hash it would take minutes
+    at_most = {"model.safetensors": 1 << 20}
+    message = r"model\.safetensors must have at most 1,048,576 bytes, .* but has 274,877,906,944"
+    with pytest.raises(TooLargeError, match=message):
+        read_folder(sparse, at_most)
+    with pytest.raises(CheckpointError, match=f"step-000000000007: {message}"):
+        RunDirectory(tmp_path).newest(dict, at_most)
+
+
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("outside"), os.mkfifo, os.mkdir])
 def test_links_and_pipes_are_not_followed(damaged, make):
     (damaged / "run.json").rename(damaged / "outside")
@@ -144,6 +181,57 @@ def test_what_fails_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+LARGE = {name: [bytes(range(250)) * 1200] * 7 + [b"small"] * 3 for name in FILES}
+
+
+def test_files_of_many_pieces_have_the_sha256_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "_SPAN_BYTES", 500_000)
+    write_folder(tmp_path / "step", LARGE)
+    said = json.loads((tmp_path / "step" / COMMIT).read_bytes())
+    for name in FILES:
+        whole = b"".join(LARGE[name])
+        assert (tmp_path / "step" / name).read_bytes() == whole
+        assert said[name] == {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
+    assert contents(read_folder(tmp_path / "step")) == {n: b"".join(LARGE[n]) for n in FILES}
+
+
+def test_without_another_thread_files_are_hashed_all_the_same(tmp_path, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", start)
+    write_folder(tmp_path / "step", LARGE)
+    assert check_folder(tmp_path / "step") == {n: sum(map(len, LARGE[n])) for n in FILES}
+
+
+def test_bytes_that_cannot_be_hashed_leave_nothing_behind(tmp_path, monkeypatch):
+    class Broken:
+        def update(self, data):
+            raise MemoryError("no room to hash")
+
+    monkeypatch.setattr("hashlib.sha256", Broken)
+    with pytest.raises(MemoryError, match="no room to hash"):
+        write_folder(tmp_path / "step", LARGE)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_is_written_after_the_programs_end(tmp_path):
+    program = """
+import sys, threading
+from pathlib import Path
+from unisono.runtime.checkpoint.folder import FILES, write_folder
+
+def write():
+    threading.main_thread().join()
+    write_folder(Path(sys.argv[1]), {name: [bytes(1 << 20)] * 40 for name in FILES})
+
+threading.Thread(target=write).start()
+"""
+    path = tmp_path / "step-000000000001"
+    subprocess.run([sys.executable, "-c", program, path], check=True)
+    assert check_folder(path) == dict.fromkeys(FILES, 40 << 20)
+
+
 def test_a_disk_that_ends_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     store = RunDirectory(tmp_path)
@@ -168,6 +256,19 @@ def test_only_a_folder_under_its_last_name_is_had(tmp_path):
     assert [store.has(step) for step in range(6)] == [False, True, *[False] * 4]
     store.set_aside(0)
     assert not store.has(1)
+
+
+def full_disk(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    store = RunDirectory(tmp_path, keep=2)
+    store.write(1, CONTENTS)
+    monkeypatch.setattr(folder, "_write_synced", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(2, CONTENTS)
+    assert os.listdir(store.folder) == ["step-000000000001"]
 
 
 def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):

@@ -15,11 +15,14 @@ memory of its own from then on, once for all who want it, whatever becomes of th
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import queue
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -35,8 +38,14 @@ COMMIT = "commit.json"
 COMMIT_BYTES_AT_MOST = 64 * 1024
 _BYTES_AT_MOST = 1 << 62  # of a file that a commit file may speak of
 
+_CHUNKS_AHEAD = 16  # that are read or written before they are hashed
+_SPAN_BYTES = 4 << 20  # of a file, with which thread and disk begin while more is written
+_START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
+
 Data = bytes | memoryview
 Content = Data | Iterable[Data]
+Hash = Callable[[Any, Sequence[Data]], None]
+"""Adds chunks, which must stay as they are, to a digest of hashlib."""
 
 
 class TooLargeError(CheckpointError):
@@ -52,8 +61,11 @@ def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
-        commit = {name: _write_synced(beside / name, contents[name]) for name in FILES}
-        _write_synced(beside / COMMIT, json.dumps(commit, indent=1).encode())
+        with _hashing_beside() as add:
+            facts = {name: _write_synced(beside / name, contents[name], add) for name in FILES}
+        commit = {n: {"bytes": size, "sha256": it.hexdigest()} for n, (size, it) in facts.items()}
+        text = json.dumps(commit, indent=1).encode()
+        _write_synced(beside / COMMIT, text, lambda digest, chunks: None)
         sync_folder(beside)
         os.rename(beside, path)
         sync_folder(path.parent)
@@ -78,16 +90,14 @@ def read_folder(
         if size != facts[name]["bytes"]:
             raise CheckpointError(f"{name} must have {facts[name]['bytes']} bytes, but has {size}.")
         check_size(name, size, at_most.get(name, size))
-    read = {}
-    for name in FILES:
-        held, digest = _read(path, name, facts[name], name in wanted)
-        if digest != facts[name]["sha256"]:
+    with _hashing_beside() as add:
+        read = {name: _read(path, name, facts[name], name in wanted, add) for name in FILES}
+    for name, (_, digest) in read.items():
+        if digest.hexdigest() != facts[name]["sha256"]:
             raise CheckpointError(
                 f"{name} must have the SHA-256 that commit.json says, but has not."
             )
-        if held is not None:
-            read[name] = held
-    return read
+    return {name: held for name, (held, _) in read.items() if held is not None}
 
 
 def check_folder(path: Path) -> dict[str, int]:
@@ -113,9 +123,44 @@ def check_size(name: str, size: int, at_most: int) -> None:
         )
 
 
+@contextmanager
+def _hashing_beside() -> Iterator[Hash]:
+    """Have a thread hash while this one reads or writes; digests are whole behind the block.
+
+    A thread of its own: a pool takes nothing once the program has come to its end.
+    """
+    waiting: queue.Queue[tuple[Any, Sequence[Data]]] = queue.Queue(_CHUNKS_AHEAD)
+    failed: list[BaseException] = []
+
+    def add(digest: Any, chunks: Sequence[Data]) -> None:
+        for chunk in chunks:
+            digest.update(chunk)
+
+    def work() -> None:
+        while (one := waiting.get())[1]:
+            try:
+                add(*one)
+            except BaseException as error:  # else nobody would take what comes next
+                failed.append(error)
+
+    thread = threading.Thread(target=work, name="unisono-hash")
+    try:
+        thread.start()
+    except RuntimeError:  # there may be no more threads
+        yield add
+        return
+    try:
+        yield lambda digest, chunks: waiting.put((digest, chunks))
+    finally:
+        waiting.put((None, ()))
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
 def _read(
-    path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool
-) -> tuple[Sealed | None, str]:
+    path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool, add: Hash
+) -> tuple[Sealed | None, Any]:
     """Read and hash a file; hold what it says if that is wanted."""
     digest = hashlib.sha256()
 
@@ -123,7 +168,7 @@ def _read(
         # No further than it is long now: it may be made to grow as quickly as it is read.
         rest = fact["bytes"] + 1
         while rest > 0 and (chunk := file.read(min(rest, CHUNK_BYTES))):
-            digest.update(chunk)
+            add(digest, [chunk])
             rest -= len(chunk)
             yield chunk
 
@@ -131,7 +176,7 @@ def _read(
         held = Sealed.of(chunks()) if is_wanted else None
         for _ in chunks() if held is None else ():
             pass
-    return held, digest.hexdigest()
+    return held, digest
 
 
 def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
@@ -177,17 +222,26 @@ def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{name} must fit into memory, but does not.") from None
 
 
-def _write_synced(path: Path, content: Content) -> dict[str, Any]:
-    """Write a file; gives what its commit file says of it."""
-    digest, size = hashlib.sha256(), 0
+def _write_synced(path: Path, content: Content, add: Hash) -> tuple[int, Any]:
+    """Write and hash a file; returns its bytes and its digest."""
+    digest, begun, size, span = hashlib.sha256(), 0, 0, []
+    start_writing = getattr(ctypes.CDLL(None), "sync_file_range", None)
     with open(path, "xb") as file:
         for piece in _pieces(content):
             file.write(piece)
-            digest.update(piece)
             size += len(piece)
+            span.append(piece)
+            if size - begun >= _SPAN_BYTES:
+                add(digest, span)
+                if start_writing is not None:
+                    bounds = ctypes.c_int64(begun), ctypes.c_int64(size - begun)
+                    start_writing(file.fileno(), *bounds, _START_WRITING)
+                begun, span = size, []
+        if span:
+            add(digest, span)
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+    return size, digest
 
 
 def _pieces(content: Content) -> Iterator[memoryview]:
