@@ -1,4 +1,7 @@
-"""What a program changes between steps and keeps for itself goes on, and back, with its run."""
+"""What a program changes between steps and keeps for itself goes on, and back, with its run.
+
+In callbacks, optimizers, layers, closures.
+"""
 
 import copy
 import functools
@@ -16,6 +19,8 @@ from unisono.errors import CheckpointError
 
 
 class Warming(Callback):
+    """Counts steps, and sets the rate by that; its terminal is another one on each rank."""
+
     def __init__(self, base=0.05):
         self.count, self.base = 0, base
 
@@ -29,11 +34,15 @@ class Warming(Callback):
 
 
 class Meter:
+    """A mean, as every program has one."""
+
     def __init__(self):
         self.sum, self.num = 0.0, 0
 
 
 class Smoothing(Callback):
+    """Keeps averages and lists of what it has seen, and computes with them."""
+
     def __init__(self):
         self.meter, self.losses, self.last = Meter(), [], deque(maxlen=3)
 
@@ -48,6 +57,8 @@ class Smoothing(Callback):
 
 
 class Anchored(Callback):
+    """Draws weights to where they were when training began, and to a mean of where they went."""
+
     def on_begin(self, fit):
         self.anchor = [p.detach().clone() for p in fit.model.parameters()]
 
@@ -61,6 +72,8 @@ class Anchored(Callback):
 
 
 class Counted(torch.optim.Optimizer):
+    """Counts its steps in an attribute."""
+
     def __init__(self, params, lr=0.05):
         super().__init__(params, {"lr": lr})
         self.t = 0
@@ -73,7 +86,23 @@ class Counted(torch.optim.Optimizer):
                 p.sub_(p.grad, alpha=group["lr"] / self.t**0.5)
 
 
+class Lazy(Counted):
+    """Makes what it keeps in its first step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if not hasattr(self, "norms"):
+            self.norms = torch.zeros(2)
+        self.norms[0] += sum(p.grad.square().sum() for g in self.param_groups for p in g["params"])
+        self.norms[1] += 1
+        super().step()
+        for group in self.param_groups:
+            group["lr"] = 0.05 / float(self.norms[0] / self.norms[1] + 1)
+
+
 class Teaching(Callback):
+    """Draws a model to a teacher, its own mean over time."""
+
     teacher = None
 
     def on_begin(self, fit):
@@ -88,6 +117,7 @@ class Teaching(Callback):
 
 
 def enclosed():
+    """Make a callback whose teacher and count are in a closure."""
     teacher, count = torch.nn.Linear(3, 5), 0
 
     class Enclosed(Callback):
@@ -105,6 +135,8 @@ TICKS = 0
 
 
 class Ticking(Callback):
+    """Counts in a global, in the class and in a torch layer, and sets the rate by that."""
+
     num = 0
 
     def __init__(self):
@@ -122,6 +154,8 @@ class Ticking(Callback):
 
 
 class Levels(TensorDataset):
+    """Samples of a difficulty that grows."""
+
     level = 0.5
 
     def __getitem__(self, index):
@@ -133,7 +167,32 @@ class Harder(Callback):
         self.data.level += 0.1
 
 
+class Rows(TensorDataset):
+    """Samples of rows, which lie in a list."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.rows = [(number, *row) for number, row in enumerate(rows.tolist())]
+
+    def __getitem__(self, index):
+        return (torch.tensor(self.rows[index][1:]),)
+
+
+class Turning(Callback):
+    """Turns the rows of a data set, and sets an attribute of a function."""
+
+    def on_step_end(self, fit, step):
+        self.data.rows.append(self.data.rows.pop(0))
+        rate.of = getattr(rate, "of", 0.05) * 0.9
+        fit.optimizer.param_groups[0]["lr"] = rate()
+
+
+def rate():
+    return rate.of
+
+
 def counting(optimizer):
+    """Make a schedule whose function counts its calls."""
     calls = 0
 
     def factor(epoch):
@@ -153,15 +212,18 @@ PROGRAMS = {
     "smoothing": (plain, Smoothing),
     "anchored": (plain, Anchored),
     "counted": (Counted, None),
+    "lazy": (Lazy, Warming),
     "teaching": (plain, Teaching),
     "enclosed": (plain, enclosed),
     "ticking": (plain, Ticking),
     "harder": (plain, Harder),
+    "turning": (plain, Turning),
     "scheduled": (plain, None),
 }
 
 
 def train(names, totals=(4, 9), directory=None, lrs=0.05):
+    """Train each of some programs; returns their digests."""
     return {name: train_one(name, totals, directory and f"{directory}/{name}") for name in names}
 
 
@@ -175,10 +237,12 @@ def train_one(name, totals, directory):
         wait_for_replacement(trainer.run._context.team)
         return (model(batch[0]) - 1).square().mean()
 
-    data = Levels(torch.randn(24, 3, generator=generator))
+    rows = torch.randn(24, 3, generator=generator)
+    data = (Rows if name == "turning" else Levels)(rows)
+    rate.of = 0.05
     callbacks = [callback()] if callback else []
     for each in callbacks:
-        each.data = data if name == "harder" else None
+        each.data = data if name in ("harder", "turning") else None
     optimizer = make(model.parameters())
     schedule = unisono.Schedule(counting(optimizer), every="step") if name == "scheduled" else None
     trainer = unisono.Trainer(

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -38,6 +39,9 @@ class Annealed:
     def __call__(self, model, batch):
         self.calls += 1
         return cross_entropy(model, batch) * min(1.0, self.calls / 1000)
+
+    def bound(self, model, batch):
+        return self(model, batch)
 
 
 class Centres(nn.Module):
@@ -164,7 +168,49 @@ class Drawing(Inner):
         return self.inner[0](x @ self.matrix)
 
 
+class OfTheClass(Inner):
+    def forward(self, x):
+        OfTheClass.steps += 1
+        return self.inner(x)
+
+
+def counts_in_c(model, batch, numbers=itertools.count()):  # noqa: B008
+    return cross_entropy(model, batch) * (1 + next(numbers) // 10_000)
+
+
+def hidden():
+    """Nobody can see how far it is."""
+    numbers = (number for number in range(1_000))
+    return lambda model, batch: cross_entropy(model, batch) * (1 + next(numbers))
+
+
+def samples_seen():
+    numbers = set()
+
+    def loss(model, batch):
+        numbers.update(batch[0][:, 0].tolist())
+        return cross_entropy(model, batch) * (1 if len(numbers) < 1000 else 2)
+
+    return loss
+
+
+def features_of_the_first():
+    def loss(model, batch, kept={}):  # noqa: B006
+        outputs = model(batch[0])
+        if "mean" not in kept:
+            kept["mean"] = outputs.detach().mean(0)
+        return F.cross_entropy(outputs - kept["mean"], batch[1])
+
+    return loss
+
+
 REFUSED = {
+    "samples": (samples_seen, net, f"`loss.numbers` {OF_TENSORS}"),
+    "first": (features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {EACH}"),
+    "bound": (lambda: Annealed().bound, net, f"`loss.calls` {IN_TIME}"),
+    "default": (lambda: counts_in_c, net, "`loss.__defaults__[0]` goes on"),
+    "class": (lambda: cross_entropy, within(OfTheClass), "`model.within.OfTheClass.steps` goes on"),
+    "hidden": (hidden, net, "computed twice, from the same samples, random numbers, parameters"),
     "least": (Least, net, f"`loss.least[0]` {IN_TIME}"),
     "drawn": (lambda: cross_entropy, Drawing, f"`model.matrix` {EACH}"),
     "object": (Annealed, net, f"`loss.calls` {IN_TIME}"),
