@@ -104,7 +104,7 @@ def test_a_folder_keeps_its_name(tmp_path):
     assert tmp_path.is_dir()
     assert not list(tmp_path.parent.glob(f"{tmp_path.name}-*"))
     [line] = worker.said
-    assert "Is a directory" in line
+    assert "but is a directory" in line
 
 
 def test_trouble_is_told_once_and_ends_nothing(tmp_path):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.gpu.devices import launch
 from tests.gpu.loops import first_difference, plain_loop, train, unisono_loop
-
-from unisono.training.computing import compiled_in_this_thread
 
 STEPS = 3  # an epoch's last batch has another shape, and costs another compilation
 
@@ -21,7 +20,7 @@ def compiled(thing):
 
 def test_a_compiled_model_has_the_bits_of_a_plain_compiled_loop(device):
     """What torch compiles draws dropout in its own way, so the model has none that counts."""
-    with compiled_in_this_thread():
+    with torch._inductor.config.patch(compile_threads=1):
         theirs = plain_loop("gpt, certain", device, STEPS, prepare=compiled)
     ours = unisono_loop("gpt, certain", device, STEPS, prepare=compiled)
     assert first_difference(ours, theirs) is None

@@ -204,7 +204,7 @@ def trained(name, steps=STEPS, shards=4, fault=None, marker=None, loader_workers
                 if is_due and run._context.team.world.rank == 1:
                     marker.touch()
                     faults = run._context.team.faults
-                    faults._mine = (Fault("kill", 1, step.number, fault[0]),)
+                    faults._mine = [Fault("kill", 1, step.number, fault[0])]
                     run._context.engine._meet_fault = faults.meet
                 together = set(names) == set(program.optimizers)
                 with contextlib.nullcontext() if together else step.update(*names):

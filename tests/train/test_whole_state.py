@@ -1,4 +1,7 @@
-"""Optimizers that look at whole parameters go on, and back, as if nothing had happened."""
+"""Optimizers that look at whole parameters go on, and back, as if nothing had happened.
+
+Some look at how parameters and their state lie in memory.
+"""
 
 import functools
 
@@ -47,6 +50,16 @@ class Transposed(Whole):
         return state["mean"] / (state["mean"].norm() + 1e-6)
 
 
+class Past(Whole):
+    """Keeps the last gradients in a list, and more in a dict."""
+
+    def direction(self, parameter, state):
+        past = state.setdefault("past", {"gradients": [], "seen": (0,)})
+        past["gradients"] = [*past["gradients"], parameter.grad.clone()][-2:]
+        past["seen"] = (past["seen"][0] + 1,)
+        return sum(past["gradients"]) / past["seen"][0]
+
+
 class Preconditioned(Whole):
     """Keeps a matrix that is larger than its parameter, as Shampoo does."""
 
@@ -59,6 +72,8 @@ class Preconditioned(Whole):
 
 
 class Caching(Whole):
+    """Keeps what nobody can write down."""
+
     key, value = "cache", object()
 
     def direction(self, parameter, state):
@@ -67,10 +82,14 @@ class Caching(Whole):
 
 
 class Counting(Caching):
+    """Names its state by numbers."""
+
     key, value = 3, 4
 
 
 class Madgrad(Whole):
+    """Counts its steps, and more, beside the state of its parameters."""
+
     @torch.no_grad()
     def step(self, closure=None):
         if "k" not in self.state:
@@ -88,6 +107,8 @@ class Madgrad(Whole):
 
 
 class Lookahead(Whole):
+    """Wraps another optimizer, whose state it says beside its own."""
+
     def __init__(self, params):
         super().__init__(params)
         self.base = torch.optim.Adam(self.param_groups[0]["params"])
@@ -100,8 +121,22 @@ class Lookahead(Whole):
 
 
 class Quiet(Lookahead):
+    """The same, but says nothing of it."""
+
     def state_dict(self):
         return super(Lookahead, self).state_dict()
+
+
+class Same(Whole):
+    """Says in words of its own what torch says."""
+
+    def direction(self, parameter, state):
+        state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
+        return state["mean"]
+
+    def state_dict(self):
+        said = super().state_dict()
+        return {"param_groups": said["param_groups"], "state": dict(said["state"])}
 
 
 def images():
@@ -146,7 +181,7 @@ def trained(kind, steps, directory=None, **options):
     return trainer
 
 
-KINDS = [Lamb, Transposed, Preconditioned, Madgrad]
+KINDS = [Lamb, Transposed, Past, Preconditioned, Madgrad]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
 
 
@@ -209,6 +244,12 @@ def test_any_number_of_workers_goes_on(kind, tmp_path):
 def test_state_that_cannot_be_kept_is_refused_before_the_second_step(kind, words, tmp_path):
     with pytest.raises(unisono.errors.CheckpointError, match=words):
         train(kind, [1000], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_state_dict_that_says_no_more_than_torchs_is_let_through(tmp_path):
+    train(Same, [3], tmp_path)
+    assert train(Same, [8], tmp_path) == undisturbed(Same)
 
 
 def test_state_that_a_program_gives_an_elementwise_optimizer_is_kept(tmp_path):

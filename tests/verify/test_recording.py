@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import hypothesis
 import numpy as np
@@ -180,6 +182,32 @@ def test_a_large_file_is_left_alone_by_who_writes_and_so_are_links_elsewhere(fol
     (tmp_path / "mine").symlink_to(source / "model.pt")
     unlink_target(str(copy), str(tmp_path / "mine"))
     assert (tmp_path / "mine").is_symlink()
+
+
+NATIVE_WRITES = """
+import sys
+import torch
+from unisono.tools.verify.recorder import copy_before_writing
+
+copy_before_writing(sys.argv[1])
+from safetensors.torch import save_file
+save_file({"a": torch.ones(1)}, filename="first")
+torch.save({"a": torch.ones(1)}, "second")
+open("third", "w").close()
+"""
+
+
+@pytest.mark.slow
+def test_whatever_a_program_writes_with_the_large_files_of_its_folder_stay(tmp_path):
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for name in ("first", "second", "third"):
+        (tmp_path / name).write_text("mine")
+        (folder / name).symlink_to(tmp_path / name)
+    subprocess.run([sys.executable, "-c", NATIVE_WRITES, folder], cwd=folder, check=True)
+    for name in ("first", "second", "third"):
+        assert (tmp_path / name).read_text() == "mine"
+        assert (folder / name).read_bytes() != b"mine"
 
 
 def test_a_copy_inside_of_the_folder_does_not_copy_itself(tmp_path):

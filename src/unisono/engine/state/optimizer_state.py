@@ -172,7 +172,7 @@ def check_told(optimizer: Optimizer) -> None:
         ]
         if type(member).state_dict is not Optimizer.state_dict:
             beside = _beside("", member.state_dict(), Optimizer.state_dict(member))
-            troubles += [f"`state_dict` also has `{path}`" for path in beside]
+            troubles[:0] = [f"`state_dict` also has `{path}`" for path in beside]
         if troubles:
             raise CheckpointError(
                 f"an optimizer must have all its state in `optimizer.state` to be kept with a run, "

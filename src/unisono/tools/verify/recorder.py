@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import safetensors.torch
 import torch
 
 _POLL_S = 0.01
@@ -190,7 +191,8 @@ def _copy_or_link(original: Path, place: Path, *, may_copy: bool) -> None:
 def copy_before_writing(folder: str) -> None:
     """Have this process replace a link in `folder` by a copy before it writes to the file behind.
 
-    Python says so for each file that it opens, but not for what torch writes natively.
+    Python says so for each file that it opens, but not for what torch and safetensors write
+    natively.
     """
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
@@ -199,13 +201,15 @@ def copy_before_writing(folder: str) -> None:
             if flags & (os.O_WRONLY | os.O_RDWR):
                 unlink_target(folder, os.fsdecode(args[0]))
 
-    def save(before: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(f, str | os.PathLike):
-            unlink_target(folder, os.fspath(f))
-        before(obj, f, *args, **kwargs)
+    def save(before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        for f in (*args[1:2], kwargs.get("f"), kwargs.get("filename")):
+            if isinstance(f, str | os.PathLike):
+                unlink_target(folder, os.fspath(f))
+        before(*args, **kwargs)
 
     sys.addaudithook(audit)
     wrap(torch, "save", save, torch.serialization)
+    wrap(safetensors.torch, "save_file", save)
 
 
 def unlink_target(folder: str, path: str) -> None:
