@@ -313,10 +313,12 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset, batch_size, model: as for :meth:`evaluate`.
+            dataset: as for :meth:`evaluate`.
+            batch_size: as for :meth:`evaluate`.
             forward: a function of (model, batch) that returns a tensor, or a tuple or
                 dict of tensors, with one row for each sample. By default the model is called with
                 the batch, or with the first part of a tuple such as (inputs, targets).
+            model: as for :meth:`evaluate`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
