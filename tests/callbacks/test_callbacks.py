@@ -305,6 +305,18 @@ def test_a_run_is_stopped_by_a_callback_and_stays_so_while_it_is_there(tmp_path,
     assert fit() == 10
 
 
+def test_each_fit_says_why_it_was_stopped(capsys):
+    class Stops(Callback):
+        def on_step_end(self, fit, step):
+            fit.stop("that is enough")
+
+    trainer = make(Stops())
+    for _ in range(2):
+        trainer.fit(data(), batch_size=6, epochs=5)
+        trainer.run.go_on()
+    assert capsys.readouterr().out.count("that is enough") == 2
+
+
 def test_a_metric_of_several_numbers_by_name_is_left_out_where_one_number_is_wanted(tmp_path):
     """It ended training, and its line of the event file could not be read."""
     trainer = make(EarlyStopping(9), directory=tmp_path)

@@ -202,7 +202,8 @@ def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
     trainer.fit(data(), batch_size=10, epochs=2)
     out = capsys.readouterr().out
     words = (
-        f"epoch 2 and step 8, digest {trainer.digest()[:16]}, with `epochs=2`; to train on, pass"
+        f"epoch 2 and step 8, digest {trainer.digest()[:16]}, with `epochs=2`: to train as much "
+        f"again, pass `epochs=4`, as"
     )
     assert out.count(words) == 1
     assert "anew" not in out

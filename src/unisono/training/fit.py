@@ -77,6 +77,7 @@ class FitUnderWay(Observer):
             if not hasattr(callback, "state_dict") and _is_of_program(type(callback))
         }
         team = self._context.team
+        self._said: set[str] = set()
         self._membership = team.membership
         self._has_begun = self._is_over = False
         self._labels = LabelCounts(self._context)
@@ -206,7 +207,7 @@ class FitUnderWay(Observer):
         self._run.stop()
         calling = self._callbacks.calling
         self._run.last["stopped_by"] = "" if calling is None else calling.name
-        self._context.say_once(why)
+        self._say_once(why)
 
     def before_snapshot(self) -> None:
         """See :class:`Observer`."""
@@ -382,8 +383,14 @@ class FitUnderWay(Observer):
             self._conclusions.drawn = Drawn.VALIDATION
         seconds = time.perf_counter() - began_at_s
         self._check_membership()
-        self._context.say_once(f"{when}: validation {told(means)}")
+        self._say_once(f"{when}: validation {told(means)}")
         self._callbacks.call("on_validation", self, means, seconds)
+
+    def _say_once(self, line: str) -> None:
+        """Say something, but not again where steps of this call come again."""
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
 
 
 def _is_of_program(kind: type) -> bool:

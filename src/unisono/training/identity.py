@@ -36,7 +36,7 @@ from unisono.runtime.notices import listed
 from unisono.runtime.procfs import read_text
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
 from unisono.runtime.workers.team import Team
-from unisono.runtime.world import threads_per_worker
+from unisono.runtime.world import threads_per_worker, world
 from unisono.training.computing import (
     arithmetic_in_words,
     deterministic_kernels,
@@ -340,6 +340,9 @@ def _command() -> list[str]:
     """Say what the user has called, as far as this process knows."""
     if has_launcher() and COMMAND_VARIABLE in os.environ:
         return shlex.split(os.environ[COMMAND_VARIABLE])
+    here = world()
+    if here.started_by == "torchrun":
+        return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
     return ["python", *sys.orig_argv[1:]]  # with `-m package.train`, as `sys.argv` has a path
 
 

@@ -87,13 +87,16 @@ def tell_over(run: RunContext, totals: Totals) -> None:
         return
     if run.replicated_calls.is_behind or not position.step:
         return
-    given = [("epochs", totals.epochs), ("steps", totals.steps)]
-    asked = " and ".join(f"`{name}={total}`" for name, total in given if total is not None)
+    counted = ("epochs", totals.epochs, position.epoch), ("steps", totals.steps, position.step)
+    given = [(name, total, done) for name, total, done in counted if total is not None]
+    asked = " and ".join(f"`{name}={total}`" for name, total, _ in given)
+    again = " and ".join(f"`{name}={done + total}`" for name, total, done in given)
     anew = "" if run.checkpoints is None else '; to train anew, pass `Checkpoint(resume="never")`'
     run.say(
         f"the run is already finished, as it has come to epoch {position.epoch} and "
         f"step {position.step}, digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}, with "
-        f"{asked}; to train on, pass more, as totals count from the beginning of a run{anew}"
+        f"{asked}: to train as much again, pass {again}, as totals count from the beginning of a "
+        f"run{anew}"
     )
 
 
