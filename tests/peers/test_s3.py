@@ -82,7 +82,7 @@ def test_a_run_whose_machine_is_wiped_resumes_from_the_store(
 def test_a_store_that_is_gone_for_a_while_gets_all_in_the_end(
     server: Server, tmp_path: Path
 ) -> None:
-    process = start(URL, *LAUNCHED)
+    process = start(URL, *LAUNCHED, SHARD_SECONDS="0.05")  # it is still under way then
     while not any("commit.json" in name for name in server.names()):
         time.sleep(0.1)
     server.do("stop")
