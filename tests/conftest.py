@@ -23,7 +23,9 @@ from tests.accelerator.fixture import (  # noqa: F401
 )
 
 from unisono.runtime.launch import forkserver
+from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.interrupts import interrupts
 
 # Tests share cores with workers, so no single example has to be quick.
 settings.register_profile("unisono", deadline=None)
@@ -158,6 +160,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     processes, threads = _workers_and_others(), set(threading.enumerate())
     files, variables = _in_shared_memory(), _variables()
     yield
+    interrupts()._put_back(ENDING_SIGNALS)  # which stay from a program's first loop to its end
     deadline = time.monotonic() + SETTLE_S
     # Others, that run tests at the same time, have files there for moments: none of them stays.
     new_files = _in_shared_memory() - files

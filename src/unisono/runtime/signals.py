@@ -18,6 +18,9 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, *NOTICES)
 # Slurm and torchrun send a signal both to the agent, which passes it on, and to what it started.
 ONE_SIGNAL_S = 2.0
+# What is said of the first one, in a loop over steps and between two.
+IN_LOOP = "finishing the step, then writing a checkpoint"
+BETWEEN = "stopping before the next step or evaluation, or at the end of the program"
 # What a launcher of several hosts gets from the kernel, maybe more than once; see
 # ``cli/one_host.py``.
 AGENT_ENDED = signal.SIGHUP
@@ -39,8 +42,13 @@ def signals_held_back() -> Iterator[None]:
 
 
 def is_free(signum: int) -> bool:
-    """Tell whether nobody handles a signal here, be it in C, as `faulthandler.register` does."""
+    """Tell whether nobody handles a signal here, be it in C, as `faulthandler.register` does.
+
+    Between loops, the handler of :class:`.interrupts.Interrupts` gives way.
+    """
     handler = signal.getsignal(signum)
+    if getattr(handler, "gives_way", False):
+        return True
     if handler is not signal.SIG_DFL:
         return handler is signal.default_int_handler
     caught = re.search(r"SigCgt:\s*([0-9a-f]+)", read_text(Path("/proc/self/status")))

@@ -29,11 +29,11 @@ from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.checkpoint.run_directory import ENDED, LEFT
 from unisono.runtime.timeouts import NOTICE
+from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import NoRecovery
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import per_process
 from unisono.training.identity import SAMPLES, check_switches, identity
-from unisono.training.interrupts import Interrupts
 from unisono.training.run_context import RunContext
 
 COST_AT_MOST = 0.01
@@ -52,10 +52,8 @@ class BoundaryTasks(enum.IntFlag):
 class Boundary:
     """The place between two steps of one loop; `has_ended` once what it led to is kept. Final."""
 
-    def __init__(
-        self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
-    ) -> None:
-        self.engine, self._interrupts = engine, interrupts
+    def __init__(self, run: RunContext, engine: StepEngine, plan: SamplePlan) -> None:
+        self.engine = engine
         self.is_between_steps = True
         self.has_ended = False
         self.run, self._kept, self._team = run, run.kept, run.team
@@ -145,6 +143,8 @@ class Boundary:
         """Keep what the loop has led to; False if it has to go back first. Collective."""
         if self.is_between_steps and not self._exchange.is_lost:
             self.has_ended = self._keep_end()
+            if self.has_ended:
+                interrupts().honour(self._team)
         return self.has_ended
 
     def leave(self) -> None:
@@ -217,8 +217,7 @@ class Boundary:
             if not self._team.meet("last checkpoint"):
                 return
             if self._ends_here:
-                kept = "" if self._checkpoints is None else self._checkpoints.newest
-                self._interrupts.end(signum, kept)
+                interrupts().end(signum)
                 return  # the program's own handler has let it go on
             self._team.await_end()
         if stops:

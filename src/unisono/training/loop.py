@@ -35,6 +35,7 @@ from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
 from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.training_progress import now
+from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import Live, Passed
 from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import is_worker
@@ -44,7 +45,6 @@ from unisono.training import loop_body
 from unisono.training.boundary import Boundary, OpenLoop
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
-from unisono.training.interrupts import Interrupts
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
@@ -231,10 +231,10 @@ def _bound(
     with memory_explained(run, "start of the loop"):
         run.engine = engine = _engine(run, plan, live, timers, own)
     stack.callback(engine.exchange.unbind)
-    interrupts = Interrupts(run.team, run.say)
     if run.checkpoints is not None and run.team.supervisor.hears_signals:
-        stack.enter_context(interrupts)
-    return Boundary(run, engine, plan.samples, interrupts)
+        checkpoints = run.checkpoints
+        stack.enter_context(interrupts().in_loop(run.team, run.say, lambda: checkpoints.newest))
+    return Boundary(run, engine, plan.samples)
 
 
 def _engine(

@@ -87,6 +87,13 @@ class RecoveryState:
         facts = self.loop.facts if self.loop is not None else {}
         return bool(self.membership and facts.get("directory"))
 
+    @property
+    def can_stop_later(self) -> bool:
+        """Whether this is between two loops of which the first one's end is kept on the disk."""
+        ended = (one.loop for one in reversed(self.history) if one.loop is not None)
+        is_kept = bool(next(ended, {}).get("directory"))
+        return bool(self.membership and self.loop is None and self.first_rank is None and is_kept)
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveryDecision:
@@ -197,7 +204,7 @@ def _came(state: RecoveryState, result: ReplicatedResult) -> RecoveryDecision:
         asking=_but(state.asking, waiting),
     )
     actions: tuple[Action, ...] = tuple(_answer(rank, waiting[rank], outcome) for rank in waiting)
-    if is_loop and state.is_ending:
+    if state.is_ending:
         actions = (*actions, KeepAndEnd())
     return _settled(state, actions)
 

@@ -22,6 +22,7 @@ from unisono.runtime.launch import recovery
 from unisono.runtime.launch.memories import SharedMemories
 from unisono.runtime.launch.report import joined_message, loss_message
 from unisono.runtime.notices import say
+from unisono.runtime.signals import BETWEEN, IN_LOOP
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
@@ -116,11 +117,14 @@ class RequestHandler:
 
     def want_stop(self, signum: int) -> bool:
         """Have the job end after the step under way, as a signal asks; False when it is no use."""
-        if not self.state.can_stop_between_steps:
+        if self.state.can_stop_later:
+            say(f"{BETWEEN}; once more ends it at once")
+        elif self.state.can_stop_between_steps:
+            say(f"{IN_LOOP}; once more ends it at once")
+        else:
             if self.state.loop is not None:
                 say("the run has no `directory`, so nothing of it is on the disk")
             return False
-        say("finishing the step, then writing a checkpoint; once more ends it at once")
         # Before the wish that it explains.
         self._control.head.end = signum
         self._take(recovery.stop_wanted(self.state))

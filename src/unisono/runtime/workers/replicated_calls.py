@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import (
     LOOP,
     Live,
@@ -76,6 +77,7 @@ class ReplicatedCalls:
                     f"a worker was lost: write `if not step.is_done: continue` behind the step."
                 )
             return act()
+        interrupts().honour(self.team)
         if self.is_behind:
             entry = self._entry(name)
             if isinstance(entry, Passed):

@@ -1,0 +1,155 @@
+"""Ctrl-C and notices to workers without a launcher of ours: plain Python, torchrun, srun, mpirun.
+
+Finish the step, keep it, then end. The first signal asks, even if one worker alone gets it, and the
+others hear of it at their next meeting; the second ends at once. Some launchers send each signal
+twice.
+
+A request outlives the loop that it comes in. The end of the loop honours it; a notice between two
+loops is honoured by whatever the workers do together next, or by the end of the program. Ctrl-C is
+Python's own there, and so is everything where somebody types commands.
+
+A handler of the program's own, such as submitit's, which puts its job into the queue again, is
+called once the checkpoint is written. Where it returns, training goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from unisono.runtime import signals
+from unisono.runtime.notices import say
+from unisono.runtime.workers.team import Team
+from unisono.runtime.world import per_process
+
+
+class Interrupts:
+    """Takes note of signals instead of ending. Final; use :func:`interrupts`.
+
+    It is the handler, which :func:`unisono.runtime.signals.is_free` knows by `gives_way`.
+    """
+
+    gives_way = True
+
+    def __init__(self) -> None:
+        self._team: Team | None = None
+        self._say: Callable[[str], None] = say
+        self._kept: Callable[[], str] = str
+        self._before: dict[int, Any] = {}
+        self._heard: set[int] = set()  # signals that this worker has got itself
+        self._heard_at_s = 0.0
+        self._num_loops = 0
+
+    @contextmanager
+    def in_loop(
+        self, team: Team, say: Callable[[str], None], kept: Callable[[], str]
+    ) -> Iterator[None]:
+        """Take note of signals in a loop; `kept` says where its newest checkpoint is."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        if self._team is None and not _is_interactive():
+            atexit.register(self._end_of_program, os.getpid())
+        self._team, self._say, self._kept = team, say, kept
+        for signum in signals.ENDING_SIGNALS:
+            is_own = signum in signals.NOTICES and _is_own(signal.getsignal(signum))
+            if signum not in self._before and (is_own or signals.is_free(signum)):
+                self._before[signum] = signal.signal(signum, self)
+        self._num_loops += 1
+        try:
+            yield
+        finally:
+            self._num_loops -= 1
+            if not self._num_loops:
+                self._leave_loop()
+
+    def honour(self, team: Team) -> None:
+        """End the program if a signal asks for it. Collective where workers hear signals."""
+        if team.supervisor.hears_signals:
+            signum = max((team.vote(team.signal, "signals") or {0: 0}).values())
+            if signum:
+                self.end(signum)
+
+    def end(self, signum: int) -> None:
+        """End the program as `signum` asks; a handler of its own may return."""
+        heard, self._heard, kept = self._heard, set(), self._kept()
+        if self._team is not None:
+            self._team.pass_on(0)
+        if not _is_own(self._before.get(signum)):
+            error = signals.interruption(signum)
+            if kept and isinstance(error, KeyboardInterrupt):  # shown below its traceback
+                error.add_note(kept)
+            elif kept:
+                self._say(kept)
+            raise error
+        for one in sorted(heard):
+            if _is_own(self._before[one]):
+                self._before[one](one, None)
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Take note of a signal; the second one ends the program at once."""
+        assert self._team is not None
+        now_s, own = time.monotonic(), _is_own(self._before[signum])
+        if not self._heard or (own and signum not in self._heard):
+            if not self._heard and self._team.pass_on(signum):
+                then = "calling the program's handler" if own else "once more ends it at once"
+                self._say(f"{signals.IN_LOOP if self._num_loops else signals.BETWEEN}; {then}")
+            self._heard_at_s = now_s
+            self._heard.add(signum)
+        elif self._team.supervisor.is_alone or now_s - self._heard_at_s > signals.ONE_SIGNAL_S:
+            if own:
+                self._before[signum](signum, frame)
+                return
+            self._put_back(signals.ENDING_SIGNALS)
+            raise signals.interruption(signum)
+
+    def _leave_loop(self) -> None:
+        """Put back what belongs to others between loops, and give them what was meant for them."""
+        stays = set() if _is_interactive() else {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+        others = [n for n, before in self._before.items() if _is_own(before) or n not in stays]
+        self._put_back(others)
+        self._say = say
+        heard = self._heard.intersection(others)
+        self._heard -= heard
+        if heard and not self._heard and self._team is not None:
+            self._team.pass_on(0)
+        for signum in sorted(heard):
+            signal.raise_signal(signum)
+
+    def _put_back(self, signums: Any) -> None:
+        for signum in signums:
+            if signum in self._before:
+                signal.signal(signum, self._before.pop(signum))
+
+    def _end_of_program(self, pid: int) -> None:
+        """Have the exit status say that a signal was to end the program, which has ended itself."""
+        if self._team is None or os.getpid() != pid or hasattr(sys, "last_type"):
+            return
+        if signum := self._team.signal:
+            # Once Python has taken down everything else, as `os._exit` here would not let it.
+            library = ctypes.CDLL(None)
+            library["__cxa_atexit"](library._exit, ctypes.c_void_p(128 + signum), None)
+
+
+def interrupts() -> Interrupts:
+    """Return what takes note of signals in this process."""
+    return per_process(Interrupts)
+
+
+def _is_own(handler: object) -> bool:
+    """Tell a handler of the program's from those that Python and the kernel have by default."""
+    return callable(handler) and handler is not signal.default_int_handler
+
+
+def _is_interactive() -> bool:
+    """Tell whether somebody types commands here, in a notebook or a shell."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
