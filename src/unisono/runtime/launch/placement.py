@@ -14,6 +14,8 @@ NVIDIA's driver is asked through NVML: a process that has begun to use CUDA must
 
 from __future__ import annotations
 
+import math
+import resource
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +30,8 @@ from unisono.runtime.world import (
 )
 
 _WORKERS_AT_MOST = 1024
+_FILES_BESIDE = 128  # that a launcher and its fork server may have open beside one for each worker
+_TURNS_AT_MOST = 8  # workers of each core; with more, a line says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,15 @@ class Machine:
 
     num_cores: int  # those that workers and shards default to
     gpus: tuple[str, ...] = ()  # the unique names of those that NVIDIA's driver knows
+    open_files: float = math.inf  # how many a process may have open
 
     @classmethod
     def here(cls) -> Machine:
         """Look at this machine."""
-        return cls(num_devices(), tuple(gpu.uuid for gpu in gpus_of_driver()))
+        gpus = tuple(gpu.uuid for gpu in gpus_of_driver())
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        is_limited = files != resource.RLIM_INFINITY
+        return cls(num_devices(), gpus, files if is_limited else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,12 @@ def place_workers(
             f"there must be at most {_WORKERS_AT_MOST:,} workers, but {num_workers:,} are asked "
             f"for: start about one for each core."
         )
+    if num_workers + _FILES_BESIDE > machine.open_files:
+        raise ValueError(
+            f"{num_workers:,} workers need {num_workers + _FILES_BESIDE:,} open files in their "
+            f"launcher, but this process may open {machine.open_files:,.0f}: start about one for "
+            f"each core, or enter `ulimit -n {num_workers + _FILES_BESIDE}` before."
+        )
     if not gpus:
         return Placement(num_workers)
     if num_workers > len(gpus) * each:
@@ -90,6 +104,16 @@ def place_workers(
     variables[WORKERS_PER_GPU_VARIABLE] = str(each)
     changed = {name: value for name, value in variables.items() if environ.get(name) != value}
     return Placement(num_workers, gpus, changed)
+
+
+def crowded(num_workers: int, num_cores: int) -> str:
+    """Say that far more workers than cores take turns; empty where they do not."""
+    if num_workers <= _TURNS_AT_MOST * num_cores:
+        return ""
+    return (
+        f"{num_workers:,} workers take turns on {plural(num_cores, 'core')}, which is slow: start "
+        f"about one for each core; the result does not depend on their number"
+    )
 
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"

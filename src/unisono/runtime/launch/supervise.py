@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,6 +43,9 @@ from unisono.runtime.workers.launcher_messages import Channel, Membership
 # A step that lasts longer after a notice may not end before the job is killed, which Open MPI does
 # after two seconds, and most others after thirty.
 _KEEPS_AFTER_S = 1.0
+# How many workers the fork server may be asked for before it answers. More would fill its socket
+# while its answers fill the launcher's, and both would wait for each other.
+_ASKED_AT_MOST = 16
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
 
@@ -84,6 +88,8 @@ class _Supervision:
         self._control = ControlBlock.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
+        self._to_start = deque(range(job.num_workers))
+        self._asked: set[int] = set()  # the workers that the server has not answered for yet
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
         self._has_groups = False
@@ -113,8 +119,19 @@ class _Supervision:
         self._requests = RequestHandler(self._control, self, members, writer, self._wake)
 
     def spawn(self, rank: int) -> None:
-        """Start a worker, or the replacement of one that was lost."""
+        """Start a worker, or the replacement of one that was lost, once the server is ready."""
+        self._to_start.append(rank)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        # If the server is gone, the loop will find the end of its channel and say so.
+        with contextlib.suppress(ConnectionError):
+            while self._to_start and len(self._asked) < _ASKED_AT_MOST:
+                self._start(self._to_start.popleft())
+
+    def _start(self, rank: int) -> None:
         self._incarnations[rank] += 1
+        self._asked.add(rank)
         ours, theirs = Channel.pair()
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, partial(self._read_worker, rank))
@@ -140,10 +157,7 @@ class _Supervision:
 
     def watch(self) -> None:
         """Start the workers, and run until none is left."""
-        # If the server is gone, the loop will find the end of its channel and say so.
-        with contextlib.suppress(ConnectionError):
-            for rank in self._incarnations:
-                self.spawn(rank)
+        self._start_next()
         while not self.state.over:
             timed = (self.state, self._watch, self._outputs)
             due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s, self._keeps_at_s)
@@ -232,12 +246,15 @@ class _Supervision:
             match message:
                 case messages.Forked(rank, pid):
                     self._pids[rank] = pid
+                    self._asked.discard(rank)
                     # For whoever asks from outside before the program takes its seat.
                     self._control.lines[rank].take(pid, started_at(pid) or 0)
                 case messages.WorkerExited(rank, exit_code):
                     # What a worker said before it left must be known before its leaving is judged.
                     self._read_worker(rank)
                     self._exited(rank, exit_code)
+        if self.state.stage is policy.Stage.RUNNING:
+            self._start_next()
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
                 self._read_worker(rank)
@@ -314,6 +331,8 @@ class _Supervision:
             self._act(action)
         if self.state.stage is not policy.Stage.RUNNING:
             self._requests.stand_down()
+            while self._to_start:  # nobody waits for those
+                self.state = policy.left_behind(self.state, self._to_start.popleft()).state
 
     def _act(self, action: policy.Action) -> None:
         match action:

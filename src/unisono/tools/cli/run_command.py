@@ -11,8 +11,9 @@ from unisono.runtime.c10d.registration import GLOO, check_backend
 from unisono.runtime.faults import FAULTS_VARIABLE, read_faults
 from unisono.runtime.launch.api import run as run_workers
 from unisono.runtime.launch.job import MODULE, Job, launch_environment
-from unisono.runtime.launch.placement import Machine, place_workers
+from unisono.runtime.launch.placement import Machine, crowded, place_workers
 from unisono.runtime.launch.recovery import RESTARTS
+from unisono.runtime.notices import say
 from unisono.runtime.timeouts import STALL
 from unisono.runtime.world import threads_per_worker
 from unisono.tools.cli.endings import (
@@ -172,6 +173,8 @@ def run(
         check_backend(backend)
         placement = place_workers(workers, workers_per_gpu, os.environ, Machine.here())
         threads = threads_per_worker() if threads is None else threads
+    if line := crowded(placement.num_workers, len(os.sched_getaffinity(0))):
+        say(line)
     command = ["unisono", *sys.argv[1:]]
     job = Job(
         kind=kind,

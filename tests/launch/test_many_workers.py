@@ -1,0 +1,77 @@
+"""However many workers are asked for, launcher and fork server never wait for each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tests.warm import processes
+
+from unisono.runtime.launch.job import SCRIPT, Job
+from unisono.runtime.launch.placement import Machine, crowded, place_workers
+from unisono.runtime.launch.supervise import _ASKED_AT_MOST, _Supervision
+from unisono.runtime.workers.launcher_messages import Channel, Forked, ForkWorker
+
+MANY = 700
+
+
+def test_the_server_is_asked_for_few_workers_before_it_answers() -> None:
+    ours, theirs = Channel.pair()
+    job = Job(
+        kind=SCRIPT,
+        target="train.py",
+        environ={},
+        num_workers=MANY,
+        threads=1,
+        restarts=3,
+        replaces=True,
+        stall_timeout_s=60.0,
+        backend="gloo",
+    )
+    supervision = _Supervision(SimpleNamespace(channel=ours), job, None)  # type: ignore[arg-type]
+    try:
+        supervision._start_next()
+        asked = _asked(theirs)
+        assert asked == list(range(_ASKED_AT_MOST))
+        for rank in asked[:3]:
+            theirs.send(Forked(rank, os.getpid()))
+        supervision._read_server()
+        assert _asked(theirs) == [_ASKED_AT_MOST + number for number in range(3)]
+    finally:
+        supervision.close()
+        ours.close()
+        theirs.close()
+
+
+def _asked(channel: Channel) -> list[int]:
+    ranks = []
+    for message in channel.receive_ready():
+        assert isinstance(message, ForkWorker)
+        ranks.append(message.rank)
+        for fd in message.fds:
+            os.close(fd)
+    return ranks
+
+
+def test_many_workers_on_few_cores_get_a_line() -> None:
+    assert crowded(16, 2) == ""
+    assert crowded(17, 2).startswith("17 workers take turns on 2 cores, which is slow: start about")
+
+
+def test_more_workers_than_open_files_are_refused() -> None:
+    assert place_workers(800, None, {}, Machine(2, (), 1024)).num_workers == 800
+    with pytest.raises(ValueError, match=r"enter `ulimit -n 1127` before"):
+        place_workers(999, None, {}, Machine(2, (), 1024))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_seven_hundred_workers_start_and_end(tmp_path) -> None:
+    script = tmp_path / "hi.py"
+    script.write_text("import os\nopen(os.environ['RANK'], 'w').close()\n")
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(MANY), script]
+    done = processes.run(command, cwd=tmp_path, timeout=590)
+    assert (done.returncode, len(list(tmp_path.iterdir()))) == (0, MANY + 1), done.stderr
+    assert "700 workers take turns" in done.stderr
