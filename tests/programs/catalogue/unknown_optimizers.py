@@ -1,0 +1,128 @@
+# %% lion: SAME
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.sub_(group["lr"] * m.lerp(p.grad, 0.1).sign())
+                m.lerp_(p.grad, 0.01)
+
+
+class Forgets(Callback):
+    def on_epoch_end(self, fit):
+        for state in fit.optimizer.state.values():
+            state["m"].mul_(0.5)
+
+
+m = net()
+t = trainer(m, optimizer=Lion(m.parameters()), callbacks=[Forgets()])
+fit(t, validate=data)
+
+
+# %% estimate_kept_on_the_optimizer: SAME
+class Adapting(SGD):
+    d = 0.01
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            norm = sum(p.grad.abs().sum().item() for p in group["params"])
+            self.d = max(self.d, 0.1 / (1 + norm))
+            group["lr"] = self.d
+        super().step()
+
+
+m = net()
+t = trainer(m, optimizer=Adapting(m.parameters(), 0.1))
+fit(t)
+
+
+# %% averages_swapped_in_for_validation: SAME
+class Averaging(Adam):
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            average = self.state[p].setdefault("average", p.clone())
+            average.lerp_(p, 0.2)
+
+    @torch.no_grad()
+    def swap(self):
+        for p in self.param_groups[0]["params"]:
+            kept = p.clone()
+            p.copy_(self.state[p]["average"])
+            self.state[p]["average"].copy_(kept)
+
+
+class Swaps(Callback):
+    def on_epoch_end(self, fit):
+        fit.optimizer.swap()
+
+
+m = net()
+t = trainer(m, optimizer=Averaging(m.parameters(), 0.01), callbacks=[Swaps()])
+fit(t)
+result = t.evaluate(data, batch_size=32)["loss"]
+
+
+# %% distance_travelled_read_in_a_loop: SAME
+class Tracking(SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p].setdefault("start", p.clone())
+        super().step()
+
+
+run = unisono.Run(m := net(), optimizer := Tracking(m.parameters(), 0.1), shards=6, directory=DIR)
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for batch in step.shards:
+            step.backward(loss(m, batch))
+    away = sum((p - optimizer.state[p]["start"]).norm().item() for p in m.parameters())
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + away)
+
+
+# %% two_kinds_of_parameters: SAME
+class Muon(SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if p.ndim == 2:
+                u, _, v = torch.linalg.svd(p.grad, full_matrices=False)
+                p.sub_(0.02 * u @ v)
+            else:
+                p.sub_(0.1 * p.grad)
+
+
+m = net()
+t = trainer(m, optimizer=Muon(m.parameters(), 0.1))
+fit(t)
+
+
+# %% rows_reset_where_dead: SAME
+class Counting(Adam):
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["quiet"] = state.get("quiet", torch.zeros_like(p)) + (p.grad.abs() < 1e-3)
+
+
+class Revives(Callback):
+    def on_step_end(self, fit, step):
+        with torch.no_grad():
+            for p in fit.model.parameters():
+                quiet = fit.optimizer.state[p]["quiet"]
+                p.add_((quiet > 4).float(), alpha=0.05)
+                quiet[quiet > 4] = 0
+
+
+m = net()
+t = trainer(m, optimizer=Counting(m.parameters(), 0.01), callbacks=[Revives()])
+fit(t)

@@ -1,0 +1,90 @@
+# %% bank_from_step_eight_on: REFUSED
+bank = []
+
+
+def contrasted(m, b):
+    out = m(b[0])
+    if unisono.progress().step >= 8:
+        bank.append(out.detach().mean(0))
+        out = out - 0.1 * torch.stack(bank[-4:]).mean(0)
+    return F.cross_entropy(out, b[1])
+
+
+t = trainer(net(), contrasted)
+fit(t)
+
+
+# %% noise_kept_from_the_second_epoch_on: REFUSED
+class Rotated(Rows):
+    def __init__(self):
+        self.noise = {}
+
+    def change(self, row, index):
+        if unisono.progress().epoch >= 1:
+            row = row + self.noise.setdefault(index, torch.randn(8))
+        return row
+
+
+t = trainer(net())
+fit(t, Rotated())
+
+
+# %% running_mean_from_step_ten_on: REFUSED
+class Whitened(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.mean = net(), torch.zeros(8)
+
+    def forward(self, x):
+        if self.training and unisono.progress().step >= 10:
+            self.mean = self.mean.lerp(x.mean(0), 0.1)
+        return self.net(x - self.mean)
+
+
+t = trainer(Whitened())
+fit(t)
+
+# %% hard_ones_once_it_is_good: REFUSED
+hard = set()
+
+
+def focused(m, b):
+    each = F.cross_entropy(m(b[0]), b[1], reduction="none")
+    if unisono.progress().epoch >= 1:
+        hard.update(b[2][each > each.mean()].tolist())
+    weights = torch.tensor([1.0 + (int(i) in hard) for i in b[2]])
+    return (each * weights).mean()
+
+
+t = trainer(net(), focused)
+fit(t, TensorDataset(X, Y, torch.arange(96)))
+
+
+# %% batches_counted_from_the_second_epoch_on: REFUSED
+class Warms:
+    batches = 0
+
+    def __call__(self, items):
+        if unisono.progress().epoch:
+            self.batches += 1
+        x = torch.stack([x for x, _ in items]) * (1 + 0.1 * self.batches)
+        return x, torch.stack([y for _, y in items])
+
+
+t = trainer(net())
+fit(t, collate=Warms())
+
+
+# %% least_loss_after_a_warm_up: REFUSED
+class Patient:
+    least = 9.0
+
+    def __call__(self, m, b):
+        found = loss(m, b)
+        if unisono.progress().step > 6:
+            self.least = min(self.least, found.item())
+        return found * min(self.least, 1.0)
+
+
+t = trainer(net(), Patient())
+fit(t)
