@@ -23,6 +23,7 @@ from tests.programs.ways import KILLED, WAYS, Outcome, outcome
 from tests.warm import processes
 
 CATALOGUE = Path(__file__).parent / "catalogue"
+COLD = ("alone", "two", "stop12")  # as torch is loaded in each start
 NO_LIMIT_S = 60.0  # of a processor
 _HEAD = re.compile(r"^# %% (?P<name>\w+): (?P<expected>[A-Z|]+)(?P<options>.*)$", re.MULTILINE)
 
@@ -68,6 +69,8 @@ class Program:
     def ways(self, names: tuple[str, ...] = ()) -> list[str]:
         """Name the ways in which it is run, of those given."""
         own = [name for name, way in WAYS.items() if self.reads or not way.loaders]
+        if "cold" in self.options:
+            own = [name for name in own if name in COLD]
         return [name for name in own if not names or name in names]
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ class Votes(Callback):
 t = trainer(net(), callbacks=[Votes()])
 fit(t)
 
-# %% a_generator_of_numpy: SAME
+# %% a_generator_of_numpy: SAME open
 import numpy as np
 
 
@@ -55,7 +55,7 @@ t = trainer(net(), callbacks=[Shakes()])
 fit(t)
 
 
-# %% a_generator_of_torch: SAME
+# %% a_generator_of_torch: SAME open
 class Shakes(Callback):
     def __init__(self):
         self.generator = torch.Generator().manual_seed(5)
@@ -68,7 +68,7 @@ class Shakes(Callback):
 t = trainer(net(), callbacks=[Shakes()])
 fit(t)
 
-# %% rates_of_a_cycle: REFUSED|SAME
+# %% rates_of_a_cycle: REFUSED|SAME open
 import itertools
 
 
@@ -82,7 +82,7 @@ class Cycles(Callback):
 t = trainer(net(), callbacks=[Cycles()])
 fit(t)
 
-# %% lines_of_a_file: REFUSED|SAME
+# %% lines_of_a_file: REFUSED|SAME open
 import io
 
 
@@ -97,7 +97,7 @@ class Plan(Callback):
 t = trainer(net(), callbacks=[Plan()])
 fit(t)
 
-# %% a_queue_of_threads: REFUSED|SAME
+# %% a_queue_of_threads: REFUSED|SAME open
 import queue
 
 
@@ -143,7 +143,7 @@ t = trainer(net(), callbacks=[Spread()])
 fit(t)
 
 
-# %% bytes_that_are_set: SAME
+# %% bytes_that_are_set: SAME open
 class Bits(Callback):
     def __init__(self):
         self.bits = bytearray(8)
@@ -157,7 +157,7 @@ class Bits(Callback):
 t = trainer(net(), callbacks=[Bits()])
 fit(t)
 
-# %% sorted_records: SAME
+# %% sorted_records: SAME open
 import bisect
 import typing
 
@@ -186,7 +186,7 @@ t = trainer(net(), callbacks=[Best()])
 fit(t)
 
 
-# %% the_rest_of_a_list: REFUSED|SAME
+# %% the_rest_of_a_list: REFUSED|SAME open
 class Pops(Callback):
     def __init__(self):
         self.rest = iter([0.3 / (1 + n) for n in range(40)])

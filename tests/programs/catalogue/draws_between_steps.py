@@ -1,4 +1,4 @@
-# %% features_left_out_for_a_step: SAME
+# %% features_left_out_for_a_step: SAME open
 class Masked(nn.Sequential):
     mask = torch.ones(8)
 
@@ -18,7 +18,7 @@ class Drops(Callback):
 t = trainer(m, callbacks=[Drops()])
 fit(t)
 
-# %% dropout_by_numpy: SAME
+# %% dropout_by_numpy: SAME open
 import numpy as np
 
 m = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 2))
@@ -32,7 +32,7 @@ class Varies(Callback):
 t = trainer(m, callbacks=[Varies()])
 fit(t)
 
-# %% depth_drawn_in_a_loop: SAME
+# %% depth_drawn_in_a_loop: SAME open
 import random
 
 layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
@@ -63,7 +63,7 @@ class Projects(Callback):
 t = trainer(net(), callbacks=[Projects()])
 fit(t)
 
-# %% temperature_drawn_for_an_epoch: SAME
+# %% temperature_drawn_for_an_epoch: SAME open
 import random
 
 m = net()
@@ -94,7 +94,7 @@ for steps in (6, 18, 24):
             for batch in step.shards:
                 step.backward(loss(m, batch))
 
-# %% a_schedule_that_draws: SAME
+# %% a_schedule_that_draws: SAME open
 import random
 
 m = net()

@@ -29,7 +29,7 @@ t = trainer(Normed())
 fit(t)
 
 
-# %% words_numbered_as_they_come: REFUSED
+# %% words_numbered_as_they_come: REFUSED open
 class Tokens(Dataset):
     words = [f"w{n * 7 % 40}" for n in range(96)]
 
@@ -48,7 +48,7 @@ t = trainer(net())
 fit(t, Tokens())
 
 
-# %% padded_to_the_longest_so_far: REFUSED
+# %% padded_to_the_longest_so_far: REFUSED open
 class Pads:
     longest = 0
 
@@ -63,7 +63,7 @@ t = trainer(net())
 fit(t, collate=Pads())
 
 
-# %% statistics_by_the_first_it_reads: REFUSED
+# %% statistics_by_the_first_it_reads: REFUSED open
 class Lazy(Rows):
     def change(self, row, index):
         if not hasattr(self, "low"):
