@@ -75,8 +75,10 @@ class Trainer:
             event file.
         clip_value: the maximum magnitude of each element of the mean gradients.
         on_gradients: a function of (step, mean gradients by name), called once a step before
-            clipping. It changes gradients in place, or returns others by name. It is called on
-            every worker with the same bits and must do the same on each; generators are seeded.
+            clipping. It changes gradients in place or in the dict, or returns others by name. One
+            that it leaves out is absent, as after ``.grad = None``; ``{}`` skips the update. It is
+            called on every worker with the same bits and must do the same on each; generators are
+            seeded.
         schedule: one of ``torch.optim.lr_scheduler``, which steps after each epoch; or a
             :class:`unisono.Schedule`.
         directory: where checkpoints and the event file are written; None: nowhere. If workers

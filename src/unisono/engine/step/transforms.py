@@ -164,7 +164,8 @@ OnGradients = Callable[[int, dict[str, torch.Tensor]], Any]
 class GradientHook:
     """Calls a program's function, with generators seeded for it. Final.
 
-    It takes (step, gradients by name), and changes them in place or returns others by name.
+    It takes (step, gradients by name), and changes them in place, or in the dict, or returns others
+    by name. What it leaves out is absent, as after ``.grad = None``: the optimizer passes it over.
     """
 
     def __init__(self, function: OnGradients, seed: Callable[[str], None]) -> None:
@@ -180,15 +181,18 @@ class GradientHook:
         before = forbid(IN_AN_UPDATE)
         try:
             with torch.no_grad():
-                returned = self._function(sums.step, dict(gradients))
-                if returned is not None:
-                    self._take(gradients, returned)
+                given = dict(gradients)
+                returned = self._function(sums.step, given)
+                kept = self._take(gradients, given if returned is None else returned)
         finally:
             forbid(before)
         is_whole = sums.meet(sums.exchange.are_read, "changed sums")
+        named = zip(sums.names, sums.present, strict=True)
+        sums.present = tuple(is_there and name in kept for name, is_there in named)
         return UpdateVerdict.GO_ON if is_whole else UpdateVerdict.LOST
 
-    def _take(self, gradients: Mapping[str, torch.Tensor], returned: Any) -> None:
+    def _take(self, gradients: Mapping[str, torch.Tensor], returned: Any) -> set[str]:
+        """Take what is returned as the gradients; return the names of those that are there."""
         if not isinstance(returned, Mapping):
             raise TypeError(
                 f"`on_gradients` must return None or gradients by name, but returned a "
@@ -202,6 +206,8 @@ class GradientHook:
                     f"returned {name!r}, which is none of the {len(gradients)}."
                 )
             total = gradients[name]
+            if gradient is None:
+                continue
             if not isinstance(gradient, torch.Tensor) or gradient.shape != total.shape:
                 seen = getattr(gradient, "shape", type(gradient).__name__)
                 raise ValueError(
@@ -210,6 +216,7 @@ class GradientHook:
                 )
             if gradient is not total:
                 total.copy_(gradient)
+        return {name for name, gradient in returned.items() if gradient is not None}
 
 
 Limit = tuple[float, Container[int]]
