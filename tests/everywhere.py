@@ -1,4 +1,4 @@
-"""One result in every way: alone, on 1, 2 and 3 workers, with two kills, and stopped and resumed."""
+"""One result in every way: alone, on 1, 2, 3 workers, with two kills, stopped and resumed."""
 
 from __future__ import annotations
 

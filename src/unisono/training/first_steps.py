@@ -34,6 +34,7 @@ from unisono.runtime.training_progress import now
 from unisono.training.callbacks.callback import Callback
 from unisono.training.computing import is_compiled
 from unisono.training.loop_plan import LoopPlan
+from unisono.training.own_hook import OwnHook
 from unisono.training.run_context import RunContext
 
 _IGNORED = -100  # torch's default, and transformers'
@@ -174,7 +175,7 @@ def _refusing(module: nn.Module, where: str, samples: SamplePlan) -> RemovableHa
             )
         handle.remove()
 
-    handle = module.register_forward_pre_hook(look)
+    handle = module.register_forward_pre_hook(OwnHook(look))
     return handle
 
 

@@ -40,6 +40,7 @@ from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
 from unisono.training.schedule import Conclusions, Drawn, ScheduleUnderWay, Validation
 from unisono.training.step import Step
+from unisono.training.whole_batch import from_the_same_buffers
 
 # Before whoever goes on alone in the place of all.
 _NOBODY = Membership((), leader=-1, generation=-1)
@@ -247,6 +248,8 @@ class FitUnderWay(Observer):
         self._looks += is_due
         with step:
             if self._embed is not None:
+                if is_due:  # and maybe computed several times
+                    loss = from_the_same_buffers(loss)
                 step.gather(*self._rehearsals.watched(step, self._embed, loss, is_due=is_due))
                 return
             shards = step.shards

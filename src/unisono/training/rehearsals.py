@@ -37,6 +37,7 @@ from unisono.runtime.held import Held, hashed
 from unisono.runtime.reach import Holder, OwnGenerators, reach
 from unisono.runtime.repeated import Orders, Seen, culprit, difference, what_goes_on
 from unisono.runtime.workers.context import as_another_worker
+from unisono.training.own_hook import OwnHook
 from unisono.training.run_context import RunContext
 from unisono.training.step import Step
 
@@ -212,7 +213,7 @@ class Rehearsals:
             for name, each in named.items():
                 is_compiled = isinstance(each, torch.jit.ScriptModule) or hasattr(each, "_orig_mod")
                 if self.is_exact and not is_compiled and not run.device.is_divided:
-                    begin = partial(self._rehearse_call, name, iter([True]))
+                    begin = OwnHook(partial(self._rehearse_call, name, iter([True])))
                     hook = each.register_forward_pre_hook(begin, with_kwargs=True)
                     stack.callback(hook.remove)
             yield

@@ -23,6 +23,7 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from unisono.engine.state.contents import buffers_noted
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import PER_SAMPLE, check_differentiable, is_pair, read_loss
 from unisono.errors import MismatchError
@@ -152,6 +153,21 @@ class WholeBatchLoss:
             rows = self._per_sample.items()
             others[PER_SAMPLE] = {name: self._whole.of_shard(row, shard) for name, row in rows}
         return {"loss": (_Known.apply(value, gradients, *inputs), weight), **others}  # type: ignore[no-untyped-call]
+
+
+def from_the_same_buffers(loss: Callable[[nn.Module, Any], Any]) -> Callable[..., Any]:
+    """Have each call of a step's loss start from the buffers that the first one has found."""
+    put_back: Callable[[], None] | None = None
+
+    def computed(model: nn.Module, features: Any) -> Any:
+        nonlocal put_back
+        if put_back is None:
+            put_back = buffers_noted(model)
+        else:
+            put_back()
+        return loss(model, features)
+
+    return computed
 
 
 def gathered(

@@ -270,9 +270,8 @@ def buffer_at(owner: BufferOwner) -> torch.Tensor:
     return buffer
 
 
-@contextmanager
-def buffers_put_back(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
-    """Leave a model's buffers as they are; gives a function that puts them back in between."""
+def buffers_noted(model: torch.nn.Module) -> Callable[[], None]:
+    """Note what a model's buffers are; return a function that puts them back."""
     saved = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -282,13 +281,19 @@ def buffers_put_back(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
     lazy = lazy_owners(model)
 
     def put_back() -> None:
-        with torch.no_grad():
-            for module, name, buffer, value in saved:
-                module._buffers[name] = buffer
-                buffer.copy_(value)
+        for module, name, buffer, value in saved:
+            module._buffers[name] = buffer
+            buffer.data.copy_(value)  # a graph may wait for its backward pass
         for module, name in lazy:
             module._buffers[name] = None
 
+    return put_back
+
+
+@contextmanager
+def buffers_put_back(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
+    """Leave a model's buffers as they are; gives a function that puts them back in between."""
+    put_back = buffers_noted(model)
     try:
         yield put_back
     finally:

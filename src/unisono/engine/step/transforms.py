@@ -187,8 +187,8 @@ class GradientHook:
         finally:
             forbid(before)
         is_whole = sums.meet(sums.exchange.are_read, "changed sums")
-        named = zip(sums.names, sums.present, strict=True)
-        sums.present = tuple(is_there and name in kept for name, is_there in named)
+        flags = zip(sums.names, sums.present, strict=True)
+        sums.present = tuple(is_there and name in kept for name, is_there in flags)
         return UpdateVerdict.GO_ON if is_whole else UpdateVerdict.LOST
 
     def _take(self, gradients: Mapping[str, torch.Tensor], returned: Any) -> set[str]:
