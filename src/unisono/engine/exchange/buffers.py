@@ -23,7 +23,7 @@ from unisono.engine.exchange.arena import (
     size_of,
     spans_of,
 )
-from unisono.engine.exchange.moving import VERSION, Moving
+from unisono.engine.exchange.moving import VERSION, Moving, replace_data
 from unisono.engine.exchange.private_view import check_changed_alike
 from unisono.engine.exchange.snapshots import as_bytes
 from unisono.engine.state.contents import buffer_at, lazy_owners, owners_of_buffers
@@ -58,6 +58,8 @@ class Buffers:
         self._shared: list[torch.Tensor] = []  # blocks on the host, where all see them
         self._lists: list[Any] = []  # of one dtype and one device each, to be copied at once
         self._versions: list[int] = []  # when the values were set; empty: some are new
+        self._places: list[torch.Tensor] = []  # their memory while a loop runs
+        self._addresses: list[int] = []
         spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
         self._block, self._start = (private_bytes(size, device, spans) for _ in range(2))
         self._spans = [(start, stop) for start, stop, _ in spans]
@@ -77,6 +79,9 @@ class Buffers:
             for tensor, view in zip(self._tensors, views, strict=True):
                 view.copy_(tensor)
                 tensor.data = view
+        self._places = [tensor.data for tensor in self._tensors]
+        self._addresses = [*map(torch.Tensor.data_ptr, self._places)]
+        if self._is_host:
             return
         started = Region(self._start, 0, self.slots).tensors()
         self._lists = [
@@ -92,7 +97,7 @@ class Buffers:
 
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""
-        self._shared = []
+        self._shared, self._addresses = [], []
         if self._is_host:
             for tensor in self._tensors:
                 tensor.data = tensor.data.clone()
@@ -130,6 +135,8 @@ class Buffers:
         for tensor, owners in zip(self._tensors, self._owners, strict=True):
             for module, key in owners:
                 module._buffers[key] = tensor  # whatever a forward pass put there
+        for tensor, place in zip(self._tensors, self._places, strict=True):
+            tensor.data = place
         self.now = now
         self._take(are_here=False)
         self._copies.wait()
@@ -239,7 +246,11 @@ class Buffers:
             yield start, stop, self._block.flat(start, stop - start, torch.uint8)
 
     def _collect(self) -> None:
-        """Take back the values of buffers that the forward pass replaced by new tensors."""
+        """Take back the values of buffers that were replaced by new tensors, or their `.data`."""
+        if [*map(torch.Tensor.data_ptr, self._tensors)] != self._addresses != []:
+            for name, tensor, place in zip(self._names, self._tensors, self._places, strict=True):
+                replace_data(name, tensor, place, kind="buffer")
+            self._versions = []
         for name, tensor, owners in zip(self._names, self._tensors, self._owners, strict=True):
             for module, key in owners:
                 value = _now_at(module, key)

@@ -172,15 +172,17 @@ def _called(method: WeakMethod[Callable[[], Values]]) -> Values:
     return alive()
 
 
-def replace_data(name: str, parameter: nn.Parameter, place: torch.Tensor) -> None:
-    """Take over the ``.data`` that a program has given a parameter, into memory that it keeps."""
-    if parameter.data_ptr() == place.data_ptr():
+def replace_data(
+    name: str, tensor: torch.Tensor, place: torch.Tensor, kind: str = "parameter"
+) -> None:
+    """Take over the ``.data`` that a program has given a tensor, into memory that it keeps."""
+    if tensor.data_ptr() == place.data_ptr():
         return
-    if parameter.shape != place.shape or parameter.dtype != place.dtype:
+    if tensor.shape != place.shape or tensor.dtype != place.dtype:
         raise ValueError(
-            f"a parameter must keep its shape and dtype while a loop is under way, but "
+            f"a {kind} must keep its shape and dtype while a loop is under way, but "
             f"`{name}` was {tuple(place.shape)} of {place.dtype} and is "
-            f"{tuple(parameter.shape)} of {parameter.dtype}: change it between two loops."
+            f"{tuple(tensor.shape)} of {tensor.dtype}: change it between two loops."
         )
-    place.copy_(parameter.data)
-    parameter.data = place
+    place.copy_(tensor.data)
+    tensor.data = place
