@@ -1,88 +1,197 @@
-"""Memory, descriptors and processes of a program that goes on for long do not grow."""
+"""Losses that are sums, and buffers that count, are told of in the first step, with a remedy."""
 
-import ctypes
-import os
-import re
-import threading
-from pathlib import Path
-
-import psutil
 import pytest
 import torch
+import torch.nn.functional as F
+from tests.classified import by_sign
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.training.growth import Seen, kind_of_change, told_of_loss
 
-pytestmark = pytest.mark.long
-MB = 1 << 20
-
-
-def used():
-    """Say what this process has: bytes of its own, descriptors, threads, children."""
-    ctypes.CDLL(None).malloc_trim(0)
-    text = Path("/proc/self/smaps_rollup").read_text()
-    private = sum(int(kb) for kb in re.findall(r"Private_(?:Clean|Dirty): +(\d+)", text))
-    children = len(psutil.Process().children(recursive=True))
-    return [private * 1024, len(os.listdir("/proc/self/fd")), threading.active_count(), children]
+SUM, PAIR, MEAN = "the loss grows with", "and whose weight, here", "as if it were a mean already"
 
 
-def made(num_fits):
+def seen(loss, weight=None):
+    return Seen(loss, weight, {})
+
+
+@pytest.mark.parametrize(
+    ("once", "again", "twice", "words"),
+    [
+        (seen(2.0), seen(2.1), seen(2.05), ""),
+        (seen(2.0), seen(2.1), seen(4.0), SUM),
+        (seen(-2.0), seen(-2.0), seen(-4.0), SUM),
+        (seen(2.0), seen(3.0), seen(4.0), ""),  # too noisy to tell
+        (seen(0.0), seen(0.0), seen(0.0), ""),
+        (seen(2.0, 4.0), seen(2.0, 4.0), seen(4.0, 8.0), ""),
+        (seen(2.0, 1.0), seen(2.0, 1.0), seen(4.0, 1.0), PAIR),
+        (seen(2.0, 4.0), seen(2.0, 4.0), seen(2.0, 8.0), MEAN),
+        (seen(0.0, 4.0), seen(0.0, 4.0), seen(0.0, 8.0), ""),
+    ],
+)
+def test_what_is_told_of_a_loss(once, again, twice, words):
+    told = told_of_loss(once, again, twice)
+    assert words in told
+    assert bool(words) == bool(told)
+
+
+def changes(*values):
+    return [torch.tensor(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (changes([4.0, 0.0], [4.0, 0.0], [3.0, 1.0], [8.0, 0.0]), "sum"),
+        (changes([4], [4], [4], [8]), "sum"),
+        (changes([1], [1], [1], [1]), None),  # a count of calls
+        (changes([0.2, 0.1], [0.3, 0.1], [0.2, 0.1], [0.2, 0.1]), None),  # spectral norms
+        (changes([0.2, 0.1], [0.18, 0.09], [0.5, 0.3], [0.2, 0.1]), "mean"),
+        (changes([0.4, 0.0], [0.36, 0.0], [0.3, 0.1], [0.8, 0.0]), ""),  # an average of sums
+        (changes([1.0, 0.0], [0.5, 1.0], [0.7, 0.0], [1.0, 3.0]), ""),  # a queue
+        (changes([0.0], [0.0], [0.0], [0.0]), None),
+    ],
+)
+def test_what_kind_of_change_a_buffer_has(made, kind):
+    assert kind_of_change(*made) == kind
+
+
+class Net(nn.Linear):
+    """Its buffers change in a way of each kind; nothing is to be said of the last three."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("centre", torch.zeros(4))
+        self.register_buffer("queue", torch.zeros(64, 4))
+        self.register_buffer("at", torch.zeros((), dtype=torch.long))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("rate", torch.zeros(()))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, inputs):
+        if self.training:
+            self.seen += len(inputs)
+            self.calls += 1
+            self.rate.lerp_(torch.ones(()), 0.1)
+            self.centre.lerp_(inputs.mean(0), 0.1)
+            rows = (self.at + torch.arange(len(inputs))) % 64
+            self.queue[rows] = inputs
+        return super().forward(self.norm(inputs))
+
+
+def fit(loss, shards=6, model=nn.Linear, epochs=1, capfd=None, **options):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(256, 512), nn.BatchNorm1d(512), nn.Linear(512, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=2, seed=0)
-    data = TensorDataset(torch.randn(64, 256), torch.randint(10, (64,)))
-    seen = []
-    for number in range(num_fits):
-        trainer.fit(data, batch_size=16, epochs=number + 1, validate=data)
-        seen.append(used())
-    return seen
+    made = Net() if model is Net else model(4, 2)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.01)
+    trainer = unisono.Trainer(made, optimizer, loss, shards=shards, **options)
+    trainer.fit(by_sign(48), batch_size=24, epochs=epochs, shuffle=False)
+    return trainer
 
 
-def steps(num_steps):
+def mean(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def total(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def told(capfd):
+    out, err = capfd.readouterr()
+    return out + err
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (mean, ""),
+        (total, SUM),
+        (lambda model, batch: {"loss": total(model, batch)}, SUM),
+        (lambda model, batch: (total(model, batch), 1), PAIR),
+        (lambda model, batch: (total(model, batch), len(batch[0])), ""),
+        (lambda model, batch: (total(model, batch), None), ""),
+        (lambda model, batch: (mean(model, batch), len(batch[0])), MEAN),
+        (lambda model, batch: mean(model, batch) + 0.1 * model.weight.square().sum(), ""),
+    ],
+)
+def test_a_sum_is_told_of_at_the_first_step(loss, words, capfd):
+    fit(loss)
+    lines = [line for line in told(capfd).splitlines() if "the loss" in line]
+    assert [words in line for line in lines] == [True] * bool(words)
+
+
+def test_with_one_shard_there_is_nothing_to_tell(capfd):
+    fit(total, shards=1, model=Net)
+    assert "the loss grows" not in (said := told(capfd))
+    assert "forward passes change" not in said
+
+
+def test_a_sum_over_the_global_batch_is_that_of_a_plain_loop():
+    """The remedy of the line, tried."""
     torch.manual_seed(0)
-    model = nn.Linear(16, 4)
-    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=1e-3), shards=2, seed=0)
-    data = TensorDataset(torch.randn(64, 16), torch.randint(4, (64,)))
-    seen = []
-    for step in run.steps(data, batch_size=8, steps=num_steps):
+    model, data = nn.Linear(4, 2), by_sign(48)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        start = step % 2 * 24
+        total(model, data[start : start + 24]).backward()
+        optimizer.step()
+    for shards in (1, 6):
+        trainer = fit(lambda m, b: (total(m, b), None), shards=shards, epochs=2)
+        for mine, theirs in zip(trainer.run.model.parameters(), model.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-6)
+            assert shards > 1 or torch.equal(mine, theirs)
+        with torch.no_grad():
+            whole = total(model, data[:24])
+        last = trainer.evaluate(torch.utils.data.Subset(data, range(24)), batch_size=24)["loss"]
+        assert last == pytest.approx(float(whole), rel=1e-5)
+
+
+def test_buffers_that_count_are_told_of_by_name_with_the_word(capfd):
+    fit(mean, model=Net)
+    lines = [line for line in told(capfd).splitlines() if "forward passes change" in line]
+    assert len(lines) == 3
+    assert "`seen`, and a step" in lines[0]
+    assert """`buffers={'seen': "sum"}`""" in lines[0]
+    assert """`buffers={'centre': "mean"}`""" in lines[1]
+    assert "`queue`, and a step" in lines[2]
+    assert "`unisono.WholeBatch` or `step.gather`" in lines[2]
+    fit(mean, model=Net, buffers={"seen": "sum", "centre": "mean", "queue": "first"})
+    assert "forward passes change" not in told(capfd)
+
+
+def test_a_loop_of_ones_own_is_told_of_its_buffers(capfd):
+    torch.manual_seed(0)
+    model = Net()
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=3)
+    for step in run.steps(by_sign(48), batch_size=24, steps=2):
         with step:
             for batch in step.shards:
-                step.backward(loss(model, batch))
-        if step.number % (num_steps // 10) == num_steps // 10 - 1:
-            seen.append(used())
-    return seen
+                step.backward(mean(model, batch))
+        model.at += 1  # a change of the program's own, between steps
+    (line,) = [line for line in told(capfd).splitlines() if "forward passes change" in line]
+    assert "`seen` and 4 more" in line
 
 
-def loss(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+class Graphs:
+    """A batch of a class of its own, as those of graphs are."""
+
+    def __init__(self, rows):
+        self.rows = rows
 
 
-def check(seen):
-    """Compare the last third with the one before: nothing may have become more for each turn."""
-    third = len(seen) // 3
-    before, after = seen[-2 * third : -third], seen[-third:]
-    assert min(one[0] for one in after) <= max(one[0] for one in before) + 2 * MB, seen
-    for kind in (1, 2, 3):
-        assert min(one[kind] for one in after) <= max(one[kind] for one in before), seen
+@pytest.mark.parametrize(("collate", "is_told"), [(lambda rows: {"rows": rows}, 1), (Graphs, 0)])
+def test_lists_of_samples_are_halved_and_other_batches_left_alone(collate, is_told, capfd):
+    def loss(model, batch):
+        rows = batch.rows if isinstance(batch, Graphs) else batch["rows"]
+        inputs, labels = (torch.stack(one) for one in zip(*rows, strict=True))
+        return F.cross_entropy(model(inputs), labels, reduction="sum")
 
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_thirty_fits_take_no_more_than_ten(workers):
-    for seen in unisono.launch(made, 30, workers=workers):
-        check(seen)
-
-
-@pytest.mark.timeout(900)
-def test_thirty_thousand_steps_take_no_more_than_ten_thousand():
-    for seen in unisono.launch(steps, 30_000, workers=2):
-        check(seen)
-
-
-def test_thirty_launches_take_no_more_than_ten():
-    seen = []
-    for _ in range(30):
-        unisono.launch(steps, 10, workers=2)
-        seen.append(used())
-    check(seen)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    loader = torch.utils.data.DataLoader(by_sign(48), batch_size=24, collate_fn=collate)
+    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4)
+    trainer.fit(loader, epochs=1)
+    assert told(capfd).count("the loss grows") == is_told

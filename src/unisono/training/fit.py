@@ -31,6 +31,7 @@ from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
 from unisono.training.epoch_history import note_step, rows
 from unisono.training.first_steps import ChangedData, LabelCounts
+from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import FitTotals, LoopPlan
@@ -81,7 +82,7 @@ class FitUnderWay(Observer):
         self._said: set[str] = set()
         self._membership = team.membership
         self._has_begun = self._is_over = False
-        self._labels = LabelCounts(self._context)
+        self._labels, self._growth = LabelCounts(self._context), Growth(self._context)
         self._changed_data = ChangedData(self._context, reading)
         self._kept_step: int | None = None
         self._has_skipped = self.has_ended = False
@@ -257,6 +258,8 @@ class FitUnderWay(Observer):
                 loss = self._labels.watching(loss)
                 for batch in itertools.islice(shards, 1):
                     self._rehearsals.compute(step, batch, loss)
+                    if self._rehearsals.is_exact:
+                        self._growth.look(step, batch, self._loss)
             for batch in shards:
                 step.backward(loss(model, batch))
 

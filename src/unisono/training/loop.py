@@ -29,6 +29,7 @@ from unisono.engine.state.attributes import KEY, Attributes, own_optimizers
 from unisono.engine.state.contents import check_contents
 from unisono.engine.state.optimizers import kind_of, members_of
 from unisono.engine.step.closure_engine import ClosureEngine
+from unisono.engine.step.combined_buffers import ways_of
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.records import PhaseTimers
 from unisono.runtime.device import num_threads
@@ -45,6 +46,7 @@ from unisono.training import loop_body
 from unisono.training.boundary import Boundary, OpenLoop
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
+from unisono.training.growth import tell_of_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
@@ -155,6 +157,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             with rehearsals.calls() if is_due else nullcontext():
                 yield step
             num_steps += 1
+            if num_steps == 1 and not run.functions:
+                tell_of_loop(run, step)
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()
             run.team.supervisor.can_go_back = True
@@ -270,6 +274,7 @@ def _engine(
         "timers": timers,
         "on_gradients": run.options.on_gradients,
         "own": own,
+        "buffers": ways_of(model, run.options.buffers),
         "watches_program": run.observer.runs_program_code,
         "are_alike": not run.are_mixed,
     }

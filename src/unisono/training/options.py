@@ -29,6 +29,7 @@ T = TypeVar("T")
 Scaler = torch.amp.GradScaler
 
 THINGS = {
+    "buffers": "`buffers`, which shards combine",
     "closure": "an optimizer whose `step` requires a closure",
     "compiled": "a compiled model",
     "device": "`device`",
@@ -40,6 +41,7 @@ THINGS = {
 }
 # Which of them do not go together: why, and what to do.
 CONFLICTS = {
+    ("buffers", "closure"): "a closure changes buffers in each evaluation: leave `buffers` out",
     ("closure", "scaler"): "a step that overflows could not be skipped in the midst of a closure: "
     'leave out `scaler` and the precision "fp16"',
     ("closure", "several"): "one closure is for one optimizer: make a run with that one alone",
@@ -193,6 +195,7 @@ class RunOptions:
     clip_norm: float | Mapping[str, float] | None = None
     clip_value: float | Mapping[str, float] | None = None
     on_gradients: OnGradients | None = None
+    buffers: Mapping[str, str] = field(default_factory=dict)
     directory: str | os.PathLike[str] | None = None
     checkpoint: int | str | Checkpoint | None = None
 

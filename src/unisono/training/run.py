@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from unisono.engine.state.contents import check_contents, digest_of
 from unisono.engine.state.optimizers import members_of, needs_closure
 from unisono.engine.state.packing import ExtraState
 from unisono.engine.state.run_state import Position, RunState
+from unisono.engine.step.combined_buffers import ways_of
 from unisono.engine.step.loss_scaling import LossScaling
 from unisono.engine.step.transforms import OnGradients
 from unisono.errors import PeerLostError
@@ -109,6 +111,7 @@ class Run:
         clip_norm: float | Mapping[str, float] | None = None,
         clip_value: float | Mapping[str, float] | None = None,
         on_gradients: OnGradients | None = None,
+        buffers: Mapping[str, str] = MappingProxyType({}),
         directory: str | os.PathLike[str] | None = None,
         checkpoint: int | str | Checkpoint | None = None,
     ) -> None:
@@ -121,6 +124,7 @@ class Run:
             clip_norm=clip_norm,
             clip_value=clip_value,
             on_gradients=on_gradients,
+            buffers=buffers,
             directory=directory,
             checkpoint=checkpoint,
         )
@@ -135,6 +139,7 @@ class Run:
         check_names(optimizer, options)
         has_closure = needs_closure(optimizer)
         check_together(
+            buffers=bool(options.buffers),
             closure=has_closure,
             scaler=options.scaler is not None,
             several=len(members_of(optimizer)) > 1,
@@ -168,6 +173,8 @@ class Run:
             )
         if has_closure:
             fixed["closure"] = True
+        if ways := ways_of(model, options.buffers):
+            fixed["buffers"] = ways
         self._context = RunContext(
             options,
             RunState(model, optimizer, takes_programs=options.saving.options == OF_PROGRAM),

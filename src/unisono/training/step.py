@@ -21,7 +21,14 @@ from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.boundary import Boundary
 from unisono.training.callbacks.callback import DoneStep
 from unisono.training.failing_step import Explanation, failing_shard
-from unisono.training.whole_batch import BatchRows, Embed, WholeBatchLoss, gathered, rows_of_batch
+from unisono.training.whole_batch import (
+    BatchRows,
+    Embed,
+    WholeBatchLoss,
+    gathered,
+    left_by_all,
+    rows_of_batch,
+)
 
 
 class Step(DoneStep):
@@ -52,13 +59,13 @@ class Step(DoneStep):
         self._engine.passes.at = self.number, self.epoch, self.batch
         self._engine.passes.leave_shards()
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
-        self._entered = self._is_finished = False
+        self._entered = self._is_finished = self.is_gathered = False
         self._kept: dict[int, Any] = {}  # batches that were read before, by shard
         self._begin()
 
     def _begin(self) -> None:
         self._waiting: int | None = None
-        self._taken = False
+        self._newest, self._taken = 0, False
         self._done: set[int] = set()
         self._have_all_arrived = False
 
@@ -82,6 +89,11 @@ class Step(DoneStep):
         shard = self._waiting
         assert shard is not None
         return shard, self._shard_sizes[shard], self._shard_sizes[shard] / self.num_samples
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The shard whose batch was given out last, and its samples."""
+        return self._newest, self._shard_sizes[self._newest]
 
     @property
     def shards(self) -> Iterator[Any]:
@@ -124,7 +136,7 @@ class Step(DoneStep):
             batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
             # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(shard)
-            self._waiting = shard
+            self._waiting = self._newest = shard
             yield batch
             if self._waiting is not None:
                 raise RuntimeError(
@@ -172,9 +184,10 @@ class Step(DoneStep):
         a parameter (``register_hook``) sees each shard's gradient.
 
         Args:
-            loss: the mean over the shard (a scalar), or ``(sum, weight)``, or a dict with
-                ``"loss"`` and further scalars or pairs, or integers, which are added up. In it
-                ``"per_sample"`` is a dict of tensors with a row for each sample.
+            loss: the mean over the shard (a scalar), or ``(sum, weight)`` (with the weight None for
+                a sum over the global batch), or a dict with ``"loss"`` and further scalars or
+                pairs, or integers, which are added up. In it ``"per_sample"`` is a dict of tensors
+                with a row for each sample.
 
         Raises:
             TypeError, ValueError: it is no such loss.
@@ -237,6 +250,7 @@ class Step(DoneStep):
                 "over `step.shards`."
             )
         whole = WholeBatchLoss(BatchRows(self._plan, self.batch), embed, loss)
+        self.is_gathered = True
 
         def embedded(shard: int) -> list[torch.Tensor]:
             self._kept[shard] = batch = self._read(shard)
@@ -324,6 +338,12 @@ class Step(DoneStep):
                 self.abandon()
                 return
             self.per_sample = rows
+        if (buffers := self._engine.passes.combined) is not None:
+            left = left_by_all(buffers.left, self._boundary.run.team)
+            if left is None:
+                self.abandon()
+                return
+            buffers.finish(left, self._shard_sizes)
         try:
             self.means, self.is_done = self._engine.finish()
         except NonFiniteLossError as raised:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,10 +56,11 @@ class Trainer:
             GAN's do, use :class:`unisono.Run` and ``step.update``.
         loss: a function of (model, batch of one shard), or a :class:`unisono.WholeBatch`. It
             returns the mean loss, or ``(sum, weight)``, whose sum is differentiated and whose
-            gradients are divided by the weight of the global batch; or a dict with ``"loss"`` and
-            further scalars, which are averaged in the same way (integers and booleans are added
-            up; a mean of the batches' F1s is no F1, which `metrics` of :meth:`evaluate` finds), and
-            ``"per_sample"``, a dict of tensors with a row for each sample.
+            gradients are divided by the weight of the global batch (None: by nothing); or a dict
+            with ``"loss"`` and further scalars, which are averaged in the same way (integers and
+            booleans are added up; a mean of the batches' F1s is no F1, which `metrics` of
+            :meth:`evaluate` finds), and ``"per_sample"``, a dict of tensors with a row for each
+            sample.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
             loop's ``batch_size`` for each shard; at least 1.
@@ -79,6 +81,10 @@ class Trainer:
             that it leaves out is absent, as after ``.grad = None``; ``{}`` skips the update. It is
             called on every worker with the same bits and must do the same on each; generators are
             seeded.
+        buffers: how to combine what the shards of a step leave in buffers, by their names in
+            ``model.named_buffers()`` or patterns such as ``"*.counts"``: ``"sum"`` of what each
+            adds, ``"mean"`` over samples, ``"max"``, ``"min"``, or ``"first"``, as all others are:
+            what the first shard leaves is kept.
         schedule: one of ``torch.optim.lr_scheduler``, which steps after each epoch; or a
             :class:`unisono.Schedule`.
         directory: where checkpoints and the event file are written; None: nowhere. If workers
@@ -113,6 +119,7 @@ class Trainer:
         clip_norm: float | Mapping[str, float] | None = None,
         clip_value: float | Mapping[str, float] | None = None,
         on_gradients: OnGradients | None = None,
+        buffers: Mapping[str, str] = MappingProxyType({}),
         schedule: LRScheduler | Schedule | None = None,
         directory: str | os.PathLike[str] | None = None,
         checkpoint: int | str | Checkpoint | None = None,
@@ -140,6 +147,7 @@ class Trainer:
             clip_norm=clip_norm,
             clip_value=clip_value,
             on_gradients=on_gradients,
+            buffers=buffers,
             directory=directory,
             checkpoint=checkpoint,
         )

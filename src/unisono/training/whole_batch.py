@@ -28,7 +28,7 @@ from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import PER_SAMPLE, check_differentiable, is_pair, read_loss
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.device import Device, on_host
+from unisono.runtime.device import Device, host, on_host
 from unisono.runtime.workers.team import Team
 from unisono.training.run_context import RunContext
 
@@ -222,6 +222,22 @@ def rows_of_batch(
     return dict(zip(names, whole.joined(features), strict=True))
 
 
+def left_by_all(
+    mine: Mapping[int, Sequence[torch.Tensor]], team: Team
+) -> dict[int, list[torch.Tensor]] | None:
+    """Bring together tensors of all shards, on the host; None if one was lost. Collective."""
+    if team.size == 1:
+        return {shard: [*tensors] for shard, tensors in mine.items()}
+    before, told = team.membership, _written({shard: [*of] for shard, of in mine.items()})
+    heard = team.gather(told, "buffers of all shards")
+    if team.membership is not before:
+        return None
+    found: Features = {}
+    for message in heard.values():
+        found |= _read(message, host())
+    return found
+
+
 class _Known(torch.autograd.Function):
     """A number whose gradients are known."""
 
@@ -236,4 +252,6 @@ class _Known(torch.autograd.Function):
 
 
 def _mean(value: Any) -> Any:
-    return value[0] / value[1] if is_pair(value) else value
+    if not is_pair(value):
+        return value
+    return value[0] if value[1] is None else value[0] / value[1]

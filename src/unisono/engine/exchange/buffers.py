@@ -9,7 +9,7 @@ identity, as a parameter does; only its memory is exchanged. Parameters that pas
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from unisono.engine.exchange.moving import VERSION, Moving, replace_data
 from unisono.engine.exchange.private_view import check_changed_alike
 from unisono.engine.exchange.snapshots import as_bytes
 from unisono.engine.state.contents import buffer_at, lazy_owners, owners_of_buffers
-from unisono.runtime.device import Copies, Device, by_device
+from unisono.runtime.device import Copies, Device, by_device, on_host
 from unisono.runtime.workers.team import Team
 
 
@@ -173,6 +173,27 @@ class Buffers:
             self._give(1 - self.now)
         if self.moving is not None:
             self.moving.keep(1 - self.now)
+
+    def started(self, name: str) -> torch.Tensor:
+        """Give what the step's passes began with of one buffer, on the host."""
+        return on_host(Region(self._start, 0, self.slots).tensor(self._names.index(name)))
+
+    def amend(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Put other values of some in the place of what was kept, before the step ends.
+
+        Every worker does it, with the same bits.
+        """
+        self._copies.wait()  # what was kept may still be on its way there
+        region, self.is_kept_here = self._regions[1 - self.now], False
+        for name, value in values.items():
+            region.tensor(self._names.index(name)).copy_(value)
+
+    def changed_names(self) -> list[str]:
+        """Name those that the step before has changed."""
+        if not self._shared:
+            return []
+        kept = zip(self._names, self._regions[self.now].tensors(), strict=True)
+        return [name for name, value in kept if not torch.equal(value, self.started(name))]
 
     def settle(self) -> None:
         """Let an update of whole parameters see what was kept of others."""

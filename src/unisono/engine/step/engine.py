@@ -55,9 +55,9 @@ _NO_FAULT = operator.is_  # takes two things and does nothing, in C
 class StepEngine:
     """Computes the steps of one loop.
 
-    `clipping` and `scaling` are by optimizer. `own` generators of the program's are seeded with the
-    default ones. Unless code `watches_program` between steps, changes are only looked for now and
-    then. If devices `are_alike`, replicas are compared.
+    `clipping` and `scaling` are by optimizer, ways to combine `buffers` by name. `own` generators
+    of the program's are seeded with the default ones. Unless code `watches_program` between steps,
+    changes are only looked for now and then. If devices `are_alike`, replicas are compared.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class StepEngine:
         timers: PhaseTimers | None = None,
         on_gradients: OnGradients | None = None,
         own: OwnGenerators | None = None,
+        buffers: Mapping[str, str] | None = None,
         watches_program: bool = True,
         are_alike: bool = True,
     ) -> None:
@@ -88,7 +89,7 @@ class StepEngine:
         self.timers, self._watches_program = timers or PhaseTimers(), watches_program
         self.records, self._options = Records(exchange), Options(optimizer)
         self.guard = ModelGuard(model, optimizer, exchange.fixed)
-        self.passes = ShardPasses(exchange, seed, own)
+        self.passes = ShardPasses(exchange, seed, own, buffers)
         compares = watches_program and are_alike
         self.between = BetweenSteps(
             exchange, team, self.guard, self.passes, self._all, self.records, compares=compares
@@ -164,7 +165,7 @@ class StepEngine:
         batch's samples.
         """
         self.timers.lap(Phase.FORWARD)
-        loss = read_loss(returned, num_samples)
+        loss = read_loss(returned, num_samples, is_first=shard == self._first_shard)
         self.guard.check_gradients()
         self.records.take(shard, loss)
         if self.passes.scaling is None and is_known_bad(loss):

@@ -3,7 +3,8 @@
 A loss function returns, for one shard,
 
 * a scalar: the mean over the shard's samples, or
-* a pair ``(sum, weight)``: the mean is then taken over the true global weight (e.g. of tokens), or
+* a pair ``(sum, weight)``: the mean is then taken over the true global weight (e.g. of tokens);
+  with the weight None, the sum over the global batch is divided by nothing; or
 * a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way;
   those that are integers or booleans are counts, and are added up. In it, ``"per_sample"`` is a
   dict of tensors with a row for each sample, which come together.
@@ -74,8 +75,11 @@ class ShardLoss:
         return replace(self, scalars=scalars)
 
 
-def read_loss(value: Any, num_samples: int) -> ShardLoss:
-    """Make one shard's loss uniform; `num_samples` is the weight of means."""
+def read_loss(value: Any, num_samples: int, *, is_first: bool = True) -> ShardLoss:
+    """Make one shard's loss uniform; `num_samples` is the weight of means.
+
+    Sums without a weight are divided by 1, that of the step's first shard: the others have 0.
+    """
     values = value if isinstance(value, Mapping) else {"loss": value}
     if "loss" not in values:
         raise TypeError(
@@ -91,14 +95,15 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
             f"{type(tensor).__name__}: return the batch's mean loss, as `F.cross_entropy` does"
             f"{', and have labels in the batch if the model computes it' * (tensor is None)}."
         )
-    scalars = {"loss": _sum_and_weight("loss", loss, num_samples)}
+    alone = float(is_first)
+    scalars = {"loss": _sum_and_weight("loss", loss, num_samples, alone)}
     for name, other in values.items():
         if name in ("loss", PER_SAMPLE):
             continue
         if _is_count(other):
             scalars[f"{_COUNT}{name}"] = _number(str(name), other), 1.0
         else:
-            scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
+            scalars[str(name)] = _sum_and_weight(str(name), other, num_samples, alone)
     rows = _rows(values[PER_SAMPLE], num_samples) if PER_SAMPLE in values else {}
     return ShardLoss(tensor, is_sum, scalars, rows)
 
@@ -143,6 +148,12 @@ def is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2
 
 
+def is_of_whole_batch(value: Any) -> bool:
+    """Tell whether a loss function returned a sum without a weight, which nothing divides."""
+    loss = value.get("loss") if isinstance(value, Mapping) else value
+    return isinstance(loss, tuple) and is_pair(loss) and loss[1] is None
+
+
 def _is_count(value: Any) -> bool:
     """Tell whether a scalar is of an integer or boolean type."""
     if isinstance(value, torch.Tensor):
@@ -150,9 +161,11 @@ def _is_count(value: Any) -> bool:
     return not isinstance(value, (float, tuple)) and np.asarray(value).dtype.kind in "biu"
 
 
-def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[Scalar, Scalar]:
+def _sum_and_weight(name: str, value: Any, num_samples: int, alone: float) -> tuple[Scalar, Scalar]:
     if not is_pair(value):
         return _number(name, value, num_samples), float(num_samples)
+    if value[1] is None:
+        return _number(name, value[0]), alone
     if isinstance(value[1], torch.Tensor) and value[1].numel() != 1:
         raise ValueError(
             f"a pair that a loss function returns must be (sum, weight), but the weight of {name} "

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.step.combined_buffers import FIRST, CombinedBuffers
 from unisono.engine.step.gradients import Gradients, GradientStack
 from unisono.engine.step.loss import ShardLoss
 from unisono.engine.step.loss_scaling import LossScaling
@@ -33,21 +34,35 @@ Finished = tuple[Node, Gradients]
 class ShardPasses:
     """Computes the shards of one worker in the steps of one loop. Final.
 
-    `own` generators of the program's are seeded with the default ones.
+    `own` generators of the program's are seeded with the default ones. Some `buffers` are combined
+    from all shards, in a way by name.
     """
 
     scaling: LossScaling | None = None
     shards: Sequence[int]
     stack: GradientStack
 
-    def __init__(self, exchange: Exchange, seed: int, own: OwnGenerators | None = None) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        seed: int,
+        own: OwnGenerators | None = None,
+        buffers: Mapping[str, str] | None = None,
+    ) -> None:
         self._exchange, self._seed = exchange, seed
+        self._ways = buffers or {}
+        is_any = {*self._ways.values()} - {FIRST}
+        self.combined = CombinedBuffers(exchange.buffers, self._ways) if is_any else None
         self._own = own if own is not None and own.found else None
         self._device, self._num_shards = exchange.device, exchange.division.num_shards
         # of other optimizers than those of this update: their gradients are dropped
         self.others: Sequence[nn.Parameter] = ()
         self._now, self.at = now(), (0, 0, 0)
         self._step = self._first_shard = self._turn = 0
+
+    def has_way(self, name: str) -> bool:
+        """Tell whether the program has said how shards combine a buffer."""
+        return name in self._ways
 
     def divide(self) -> None:
         """Be ready for what is this worker's now."""
@@ -69,6 +84,8 @@ class ShardPasses:
         self._step, self._first_shard, self._turn = step, first_shard, turn
         self._exchange.buffers.begin(step)
         self.stack.discard()
+        if self.combined is not None:
+            self.combined.left.clear()
 
     def seed(self, stream: str, again: int = 0) -> None:
         """Seed generators for what is computed once in the update, or once more."""
@@ -133,6 +150,8 @@ class ShardPasses:
         finished = stack.push(shard)
         for parameter in exchange.fixed:
             parameter.grad = None
+        if self.combined is not None:
+            self.combined.take(shard)
         if shard == self._first_shard:
             exchange.buffers.keep()
         return finished

@@ -1,0 +1,207 @@
+"""What does a shard's loss, and what do buffers, make of twice as many samples? Told once.
+
+**A loss that doubles is a sum**, and a scalar is taken for a mean: with six shards the steps would
+be a sixth as large as those of a plain loop. A pair whose weight does not grow as its sum does is
+another mean than it seems.
+
+**A buffer that a forward pass changes** ends a step as its first shard leaves it, which is right
+for what does not depend on the samples. What counts or averages samples would see the first shard's
+alone; which of both it does shows which word of `buffers=` makes the plain loop's value of it.
+
+In the first step of a `fit` each worker computes the loss of half of its first shard, of the other
+half, and of the first half twice in one batch; all is put back. Of a batch that cannot be divided
+so, or a compiled model, nothing is said. Of a loop of the program's own only buffers are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from unisono.engine.step.engine import StepEngine
+from unisono.engine.step.loss import is_of_whole_batch, read_loss
+from unisono.training.computing import is_compiled
+from unisono.training.run_context import RunContext
+from unisono.training.step import Step
+
+_OF_SUM = (
+    "the loss grows with the number of samples, as a sum does, but a scalar is taken for the mean "
+    "over a shard's samples, so steps are as large as a shard's: return `(sum, weight)`, with the "
+    "number of samples as the weight for their mean, or with the weight None for the sum over the "
+    "global batch"
+)
+_OF_WEIGHT = (
+    "the loss returns `(sum, weight)`, whose sum grows with the number of samples and whose "
+    "weight, here {:.4g}, does not, so gradients depend on the number of shards: return as the "
+    "weight how many samples or tokens are summed, or None for the sum over the global batch"
+)
+_OF_MEAN = (
+    "the loss returns `(sum, weight)`, whose weight grows with the number of samples and whose "
+    "sum does not, as if it were a mean already, which is divided by the weight: return the mean "
+    "alone, or the sum with its weight"
+)
+_OF_BUFFERS = (
+    "forward passes change `{}`{}, and a step keeps what the first of its shards leaves there: {}"
+)
+_WORDS = {
+    "sum": 'as that adds up over samples, pass `buffers={{{!r}: "sum"}}` to have all shards count',
+    "mean": 'as that averages over samples, pass `buffers={{{!r}: "mean"}}` (of a maximum or '
+    "minimum, that) to have all shards count",
+    "": "to have all samples count, return integers in the loss's dict, whose sums are in "
+    '`step.means`; or rows as `"per_sample"`; or compute it from the whole batch, by '
+    "`unisono.WholeBatch` or `step.gather`; sums and means over samples are combined by "
+    '`buffers={{{!r}: "sum"}}` or `"mean"`, and with `"first"` this is not told',
+}
+_ENOUGH, _NOISE = 1.5, 0.01  # of twice as much; of what is the same
+
+
+class Seen(NamedTuple):
+    """What came of one computation: the loss, its weight (None: a mean's), changes of buffers."""
+
+    loss: float
+    weight: float | None
+    changes: Mapping[str, torch.Tensor]
+
+
+def told_of_loss(once: Seen, again: Seen, twice: Seen) -> str:
+    """Say what does not fit in a loss; `again` drew other random numbers than `once`."""
+    largest = max(abs(once.loss), abs(again.loss))
+    grows = abs(twice.loss) > _ENOUGH * largest and once.loss * twice.loss > 0
+    stays = 0 < abs(twice.loss) < largest / _ENOUGH * 2
+    if once.weight is None or twice.weight is None:
+        return _OF_SUM if grows else ""
+    weight_grows = twice.weight > _ENOUGH * once.weight
+    if grows and not weight_grows:
+        return _OF_WEIGHT.format(once.weight)
+    return _OF_MEAN if weight_grows and stays and not grows else ""
+
+
+def kind_of_change(
+    once: torch.Tensor, again: torch.Tensor, other: torch.Tensor | None, twice: torch.Tensor
+) -> str | None:
+    """Say how a buffer changes: "sum", "mean", "" for another way; None: samples do not matter.
+
+    `again` is the change by the same samples from where `once` has led to, `other` that by others.
+    """
+    if not once.any() and not twice.any():
+        return None
+    if _is_close(twice, 2 * once) and _is_close(again, once):
+        return "sum"
+    if not _is_close(twice, once):
+        return ""
+    if other is not None and _is_close(other, once):
+        return None
+    return "mean" if other is not None else ""
+
+
+def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    largest = b.abs().max()
+    return bool((a - b).abs().max() <= _NOISE * largest)
+
+
+class Growth:
+    """Looks at the first step of one `fit`. Final."""
+
+    def __init__(self, run: RunContext) -> None:
+        self._run, self._is_done = run, False
+
+    def look(self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any]) -> None:
+        """Look at a shard whose passes are done, if it is the first, and say what was found."""
+        run, engine = self._run, self._run.engine
+        if self._is_done or engine is None or run.shards == 1 or is_compiled(run.kept.model):
+            return
+        self._is_done = True
+        with suppress(Exception):  # a program may refuse such batches
+            self._look(step, batch, loss, engine)
+
+    def _look(
+        self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any], engine: StepEngine
+    ) -> None:
+        shard, num_samples = step.newest
+        half = max(1, num_samples // 2)
+
+        def seen(rows: list[int], *, starts: bool = True) -> Seen:
+            if starts:
+                engine.passes.start(shard)
+            else:
+                engine.passes.seed("growth")
+            buffers = engine.exchange.buffers.values()
+            before = {name: one.detach().clone() for name, one in buffers.items()}
+            with torch.no_grad():
+                returned = loss(self._run.kept.model, chosen(batch, num_samples, rows))
+            found = read_loss(returned, len(rows))
+            buffers = engine.exchange.buffers.values()
+            changes = {n: _as_number(buffers[n]) - _as_number(one) for n, one in before.items()}
+            weight = found.numbers()["loss"][1] if found.is_sum else None
+            value = 0.0 if is_of_whole_batch(returned) else float(found.tensor)
+            return Seen(value, weight, changes)
+
+        rows = [*range(half)]
+        once, again = seen(rows), seen(rows, starts=False)
+        other = seen([*range(half, 2 * half)]) if num_samples > 1 else None
+        twice = seen(rows + rows)
+        engine.passes.start(shard)
+        engine.passes.leave_shards()
+        if line := told_of_loss(once, again, twice):
+            self._run.say_once(line)
+        found: dict[str, list[str]] = {}
+        for name in names_to_tell(self._run, once.changes):
+            changes = (once.changes[name], again.changes[name])
+            kind = kind_of_change(*changes, other and other.changes[name], twice.changes[name])
+            if kind is not None:
+                found.setdefault(kind, []).append(name)
+        tell_of_buffers(self._run, found)
+
+
+def tell_of_loop(run: RunContext, step: Step) -> None:
+    """Say which buffers the first step of a program's own loop has changed."""
+    if run.engine is None or run.shards == 1 or step.is_gathered:
+        return
+    if names := names_to_tell(run, run.engine.exchange.buffers.changed_names()):
+        tell_of_buffers(run, {"": names})
+
+
+def tell_of_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
+    """Say of each kind of change what to write."""
+    for kind, names in found.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        run.say_once(_OF_BUFFERS.format(names[0], more, _WORDS[kind].format(names[0])))
+
+
+def names_to_tell(run: RunContext, names: Any) -> list[str]:
+    """Choose those that the program has not said a way for; torch's own norms are as they are."""
+    known = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in run.kept.model.named_modules()
+        if isinstance(module, _NormBase)
+        for name in module._buffers
+    }
+    assert run.engine is not None
+    return [name for name in names if name not in known and not run.engine.passes.has_way(name)]
+
+
+def chosen(tree: Any, num_samples: int, rows: list[int]) -> Any:
+    """Make a batch of some of a batch's samples; raises TypeError if it cannot be divided."""
+    if isinstance(tree, (torch.Tensor, np.ndarray)) and tree.ndim and len(tree) == num_samples:
+        return tree[rows]
+    if isinstance(tree, Mapping):
+        return {name: chosen(each, num_samples, rows) for name, each in tree.items()}
+    if not isinstance(tree, (tuple, list)):
+        raise TypeError(f"a {type(tree).__name__} has no rows")
+    try:
+        return type(tree)([chosen(each, num_samples, rows) for each in tree])
+    except TypeError:
+        if len(tree) != num_samples:
+            raise
+        return type(tree)([tree[row] for row in rows])
+
+
+def _as_number(value: torch.Tensor) -> torch.Tensor:
+    is_number = value.is_floating_point() or value.is_complex()
+    return value.detach() if is_number else value.detach().to(torch.int64)
