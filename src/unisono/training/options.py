@@ -195,7 +195,7 @@ class RunOptions:
     clip_norm: float | Mapping[str, float] | None = None
     clip_value: float | Mapping[str, float] | None = None
     on_gradients: OnGradients | None = None
-    buffers: Mapping[str, str] = field(default_factory=dict)
+    buffers: Mapping[str, str] | None = None
     directory: str | os.PathLike[str] | None = None
     checkpoint: int | str | Checkpoint | None = None
 
@@ -208,6 +208,11 @@ class RunOptions:
         _check_flag("exact", self.exact)
         if self.on_gradients is not None:
             check_function("on_gradients", self.on_gradients, ("step", "gradients"))
+        if self.buffers is not None and not isinstance(self.buffers, Mapping):
+            raise TypeError(
+                f"`buffers` must be a dict of words by the names of buffers, but is of type "
+                f'{type(self.buffers).__name__}: pass `buffers={{"*.counts": "sum"}}`, say.'
+            )
         if self.checkpoint is not None and self.directory is None:
             raise ValueError(
                 "`directory` must say where checkpoints go when `checkpoint` is given, but is "

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -111,7 +110,7 @@ class Run:
         clip_norm: float | Mapping[str, float] | None = None,
         clip_value: float | Mapping[str, float] | None = None,
         on_gradients: OnGradients | None = None,
-        buffers: Mapping[str, str] = MappingProxyType({}),
+        buffers: Mapping[str, str] | None = None,
         directory: str | os.PathLike[str] | None = None,
         checkpoint: int | str | Checkpoint | None = None,
     ) -> None:

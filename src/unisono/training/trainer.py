@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,7 +118,7 @@ class Trainer:
         clip_norm: float | Mapping[str, float] | None = None,
         clip_value: float | Mapping[str, float] | None = None,
         on_gradients: OnGradients | None = None,
-        buffers: Mapping[str, str] = MappingProxyType({}),
+        buffers: Mapping[str, str] | None = None,
         schedule: LRScheduler | Schedule | None = None,
         directory: str | os.PathLike[str] | None = None,
         checkpoint: int | str | Checkpoint | None = None,

@@ -28,10 +28,10 @@ FIRST, SUM, MEAN, MAX, MIN = WAYS = ("first", "sum", "mean", "max", "min")
 _EXTREMES = {MAX: torch.maximum, MIN: torch.minimum}
 
 
-def ways_of(model: nn.Module, given: Mapping[str, str]) -> dict[str, str]:
+def ways_of(model: nn.Module, given: Mapping[str, str] | None) -> dict[str, str]:
     """Find how each buffer is combined that is named, maybe by a pattern; raises ValueError."""
     named, ways = dict(model.named_buffers()), dict[str, str]()
-    for pattern, way in given.items():
+    for pattern, way in (given or {}).items():
         names = fnmatch.filter(named, pattern)
         if way not in WAYS:
             raise ValueError(
