@@ -144,10 +144,6 @@ def test_loaders_serve_run_evaluate_predict_and_validation():
     assert torch.equal(run.model.weight, third.run.model.weight)
 
 
-class OwnBatches(BatchSampler):
-    pass
-
-
 class OfTheirOwn(DataLoader):
     pass
 
@@ -159,19 +155,9 @@ class OfTheirOwn(DataLoader):
         (lambda: DataLoader(data(), 4), {"shuffle": True}, "`shuffle` must be left out"),
         (lambda: DataLoader(data(), 4), {"sampler": [1]}, "`sampler` must be left out"),
         (lambda: DataLoader(data(), None), {}, "no `batch_size`"),
-        (
-            lambda: DataLoader(data(), batch_sampler=OwnBatches([1, 2], 2, False)),
-            {},
-            r"`batch_sampler` of its own \(OwnBatches\)",
-        ),
         (lambda: OfTheirOwn(data(), 4), {}, "a class of its own"),
         (lambda: DataLoader(data(), 4, worker_init_fn=print), {}, "a `worker_init_fn`"),
         (lambda: DataLoader(data(), 30, drop_last=True), {}, "only 22 samples"),
-        (
-            lambda: DataLoader(data(), 4, sampler=[1, 2], drop_last=True),
-            {},
-            "`drop_last=True` and a sampler",
-        ),
     ],
 )
 def test_what_cannot_be_kept_is_refused(loader, options, words):

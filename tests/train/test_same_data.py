@@ -136,7 +136,7 @@ def test_differences_are_told_on_every_worker_with_the_likely_cause(world_size):
 # When a run goes on
 
 
-def go_on(directory, dataset, steps, loader_workers=0):
+def go_on(directory, dataset, steps, loader_workers=0, **options):
     model = nn.Linear(1, 1)
     trainer = unisono.Trainer(
         model,
@@ -144,6 +144,7 @@ def go_on(directory, dataset, steps, loader_workers=0):
         lambda model, batch: model(batch[0] if isinstance(batch, list | tuple) else batch).mean(),
         shards=2,
         directory=directory,
+        **options,
     )
     trainer.fit(loader_of(dataset, 6, num_workers=loader_workers), steps=steps)
 
@@ -166,10 +167,18 @@ NEW_DATA = "the data set is not that of the checkpoint, as "
         (split_with_a_seed(0, 1), split_with_a_seed(0, 1), None),
     ],
 )
-def test_another_data_set_is_told_where_a_run_goes_on(tmp_path, capfd, first, then, words):
-    go_on(tmp_path, first, 3)
-    assert NEW_DATA not in capfd.readouterr().out
-    go_on(tmp_path, then, 6, loader_workers=1)
-    told = capfd.readouterr().out
-    assert told.count(NEW_DATA) == (words is not None)
-    assert words is None or re.search(NEW_DATA + words, told)
+def test_another_data_set_is_refused_where_a_run_goes_on(tmp_path, capfd, first, then, words):
+    go_on(tmp_path / "run", first, 3)
+    if words is None:
+        go_on(tmp_path / "run", then, 6, loader_workers=1)
+        assert NEW_DATA not in capfd.readouterr().out
+        return
+    with pytest.raises(unisono.errors.CheckpointError, match=NEW_DATA + words) as caught:
+        go_on(tmp_path / "run", then, 6, loader_workers=1)
+    assert "a directory for each" in str(caught.value)
+    # The remedies.
+    taken = unisono.Checkpoint(options="program")
+    go_on(tmp_path / "run", then, 6, loader_workers=1, checkpoint=taken)
+    assert capfd.readouterr().out.count(NEW_DATA) == 1
+    go_on(tmp_path / "run", first, 6, checkpoint=unisono.Checkpoint(resume="never"))
+    go_on(tmp_path / "another", then, 6)

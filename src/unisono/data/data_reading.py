@@ -42,9 +42,11 @@ class Reading:
     """
 
     dataset: Any
-    batch_size: int
+    batch_size: int  # 0 where a batch sampler says it
     shuffle: bool | None = None
     sampler: Sampler | None = None
+    batch_sampler: Sampler | None = None
+    groups: int = 1
     loader_workers: int = 0
     collate_fn: Collate | None = None
 
@@ -57,38 +59,42 @@ class Reading:
         sampler: Sampler | None = None,
         *,
         drop_last: bool = False,
+        batch_sampler: Sampler | None = None,
+        groups: int = 1,
     ) -> Reading:
         """Read the arguments of a program: a dataset, or a DataLoader, which has its own.
 
         Raises TypeError without a batch size, ValueError for what cannot be kept or does not fit.
         """
+        groups = check_whole("groups", groups, at_least=1)
+        given = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "sampler": sampler,
+            "drop_last": drop_last,
+        }
         if isinstance(dataset, DataLoader):
-            for name, value in (
-                ("batch_size", batch_size),
-                ("shuffle", shuffle),
-                ("sampler", sampler),
-                ("drop_last", drop_last),
-            ):
-                if value not in (None, False):
-                    raise ValueError(
-                        f"`{name}` must be left out where a DataLoader is passed, which has its "
-                        f"own, but is {value!r}: leave it out, or pass `loader.dataset`."
-                    )
-            return _taken_apart(dataset)
+            way = "where a DataLoader is passed, which has its own"
+            _check_absent(given | {"batch_sampler": batch_sampler}, way, "or pass `loader.dataset`")
+            return replace(_taken_apart(dataset), groups=groups)
+        if batch_sampler is not None:
+            way = "where a `batch_sampler` says which samples each batch has"
+            _check_absent(given, way, "or leave the `batch_sampler` out")
+            return replace(_cut_by(batch_sampler, cls(dataset, 0)), groups=groups)
         if batch_size is None:
             raise TypeError(
                 "`batch_size` must say how many samples all workers together take in a step, but "
                 "is left out: pass `batch_size=64`, say."
             )
         whole = check_whole("batch_size", batch_size, at_least=1)
-        reading = cls(dataset, whole, shuffle, sampler)
+        reading = cls(dataset, whole, shuffle, sampler, groups=groups)
         return _without_last(reading) if drop_last else reading
 
     def of_another(self, dataset: Any) -> Reading:
         """Give how another dataset is read: in the same way, or as its DataLoader says."""
         if isinstance(dataset, DataLoader):
             return _taken_apart(dataset)
-        return replace(self, dataset=dataset, sampler=None)
+        return replace(self, dataset=dataset, sampler=None, batch_sampler=None)
 
     def in_dataset_order(self) -> Reading:
         """Read the whole dataset in its order, as evaluation does; refuses samplers."""
@@ -98,18 +104,27 @@ class Reading:
                 f"evaluation must go over every sample of a dataset once, but the DataLoader has "
                 f"`{name}`: pass the samples that are meant with `torch.utils.data.Subset`."
             )
-        return replace(self, shuffle=False)
+        if not self.batch_size and self.batch_sampler is None:
+            raise ValueError(
+                "evaluation must know how many samples a pass takes, but `fit` has a batch sampler "
+                "of its own samples alone: pass a DataLoader, `DataLoader(test_set, batch_size=64, "
+                "collate_fn=…)`, or one that has a `batch_sampler`, too."
+            )
+        return replace(self, shuffle=False, groups=1)
+
+
+def _check_absent(given: Mapping[str, Any], way: str, remedy: str) -> None:
+    for name, value in given.items():
+        if value not in (None, False):
+            raise ValueError(
+                f"`{name}` must be left out {way}, but is {value!r:.200}: leave it out, {remedy}."
+            )
 
 
 def _taken_apart(loader: DataLoader[Any]) -> Reading:
     batches = loader.batch_sampler
     if batches is None:
         raise _refusal("no `batch_size`", "make it with one, or pass `loader.dataset`")
-    if type(batches) is not BatchSampler:
-        raise _refusal(
-            f"a `batch_sampler` of its own ({type(batches).__name__})",
-            "pass `loader.dataset` with a `sampler` that gives one sample after another",
-        )
     if loader.worker_init_fn is not None:
         raise _refusal(
             "a `worker_init_fn`",
@@ -123,12 +138,23 @@ def _taken_apart(loader: DataLoader[Any]) -> Reading:
         )
     reading = Reading(
         loader.dataset,
-        batches.batch_size,
+        0,
         loader_workers=loader.num_workers,
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
     )
-    order = reading if is_stream(loader.dataset) else _in_order_of(batches, reading)
-    return _without_last(order) if batches.drop_last else order
+    return _cut_by(batches, reading)
+
+
+def _cut_by(batches: Any, reading: Reading) -> Reading:
+    """Take the batches of a batch sampler; of torch's own, the order and the size."""
+    if type(batches) is not BatchSampler:
+        return replace(reading, batch_sampler=batches)
+    sized = replace(reading, batch_size=batches.batch_size)
+    order = sized if is_stream(reading.dataset) else _in_order_of(batches, sized)
+    if not batches.drop_last:
+        return order
+    is_cut = order.sampler is not None  # into full batches, whatever it gives
+    return replace(reading, batch_sampler=batches) if is_cut else _without_last(order)
 
 
 def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
@@ -157,8 +183,8 @@ def _without_last(reading: Reading) -> Reading:
     if reading.sampler is not None or (is_stream(reading.dataset) and length != ENDLESS):
         raise ValueError(
             "`drop_last=True` and a sampler or an IterableDataset must not come together, as these "
-            "say which samples an epoch has: let them leave the last ones out, or leave "
-            "`drop_last` out, as a short last batch is weighted by its samples."
+            "say which samples an epoch has: let them leave the last ones out, pass a DataLoader "
+            "with both, or leave `drop_last` out, as a short last batch is weighted by its samples."
         )
     if kept == length or length == ENDLESS:
         return reading

@@ -6,9 +6,10 @@
         generator = torch.Generator().manual_seed(seed + epoch)
         return torch.multinomial(weights, 1000, replacement=True, generator=generator)
 
-Every worker and every loader process asks the sampler; they compare hashes. Default generators are
-seeded from (seed, epoch) and one thread computes, as the number of threads may change the bits of
-sums. So torch's samplers work, too, if they draw from the default generators.
+Every worker and every loader process asks the sampler; they compare hashes. Default generators, and
+those that the sampler holds, are seeded from (seed, epoch) and one thread computes, as the number
+of threads may change the bits of sums. So torch's samplers work, too. A batch sampler gives lists
+of indices, each a batch; what is said here of samplers holds for it.
 
 A long order that is drawn without a sampler is there once a host: one worker draws and seals it,
 the others map it, and loader processes inherit it.
@@ -16,91 +17,191 @@ the others map it, and loader processes inherit it.
 
 from __future__ import annotations
 
-import functools
 import json
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
+from unisono.data.sampler_reading import Taken, read_batches, read_samples
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
 from unisono.runtime.checkpoint.sealed import Sealed
-from unisono.runtime.device import array_of, generators_put_back, num_threads, seed_generators
+from unisono.runtime.device import generators_put_back, num_threads, seed_generators
+from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
 
-Indices = np.ndarray[Any, Any]
+LONG = 1 << 22
+"""How many samples an epoch has whose order is a matter of memory and time."""
+_ENDLESS_FROM = 1 << 24  # samples or batches of an epoch, where nobody says how many are needed
 _PURPOSE = "order of an epoch"
 _CHUNK_BYTES = 32 << 20  # whole pages, of whatever size
 
 
 class EpochOrder:
-    """A sampler whose answers are checked; it gives `num_samples` each epoch. Final.
+    """A sampler, or a batch sampler, whose answers are checked. Final.
 
-    Raises TypeError for what gives no whole numbers, and ValueError for what cannot be exact.
+    A sampler gives `num_samples` each epoch; a batch sampler as many as it likes. One that goes on
+    without end gives what `needed` batches or samples take, in one epoch. Its samples may be keys,
+    such as texts or tuples; they are numbered by their hashes.
+
+    Raises TypeError for what gives no samples, and ValueError for what cannot be exact.
     """
 
-    def __init__(self, sampler: Sampler, seed: int, dataset_length: int) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        seed: int,
+        dataset_length: int,
+        *,
+        in_batches: bool = False,
+        needed: int | None = None,
+    ) -> None:
         self._sampler, self._seed, self._dataset_length = sampler, seed, dataset_length
+        self._argument = "batch_sampler" if in_batches else "sampler"
+        self._needed, self._in_batches = needed, in_batches
         self.name = getattr(sampler, "__name__", type(sampler).__name__)
-        _check_kind(sampler, self.name)
+        _check_kind(sampler, self._argument, self.name)
+        self._own = OwnGenerators(sampler=sampler)
+        self._taken: dict[int, Taken] = {}
+        self._num_batches: dict[int, int] = {}
         self.num_samples = 0
-        # Two: reading ahead is in the next epoch before the worker is.
-        self._order = functools.lru_cache(maxsize=2)(self._work_out)
         self.num_samples = len(self(0))
+        self.is_endless = self._taken[0].is_endless
+        self.has_keys = self._taken[0].keys is not None
+        self._check_forgets()
 
     def __call__(self, epoch: int) -> torch.Tensor:
-        """Give the indices of an epoch: int64 of shape (num_samples,)."""
-        return self._order(epoch)
+        """Return the indices of an epoch: int64 of shape (num_samples,)."""
+        return self._of(epoch).indices
 
-    def _work_out(self, epoch: int) -> torch.Tensor:
-        with generators_put_back(), num_threads(1):
-            seed_generators(seed_of("sampler", self._seed, epoch))
-            indices = _as_array(_ask(self._sampler, epoch, self._seed), self.name)
-        self._check(indices, epoch)
-        return torch.from_numpy(indices.astype(np.int64))
+    def starts(self, epoch: int) -> torch.Tensor:
+        """See :class:`unisono.plan.samples.Cuts`."""
+        return self._of(epoch).starts
 
-    def _check(self, indices: Indices, epoch: int) -> None:
-        if not len(indices):
+    def num_batches(self, epoch: int) -> int:
+        """See :class:`unisono.plan.samples.Cuts`."""
+        if epoch not in self._num_batches:
+            self._of(epoch)
+        return self._num_batches[epoch]
+
+    def keys(self, epoch: int) -> Mapping[int, Any] | None:
+        """Return what the dataset is asked for, by number; None: for the numbers."""
+        return self._of(epoch).keys
+
+    def _of(self, epoch: int) -> Taken:
+        """Ask once for an epoch, of which few are kept.
+
+        Two, as reading ahead is in the next epoch before the worker is; of long ones, one.
+        """
+        if epoch not in self._taken:
+            if len(self._taken) == (1 if self.num_samples >= LONG else 2):
+                del self._taken[next(iter(self._taken))]
+            self._taken[epoch] = taken = self._ask(epoch)
+            self._num_batches[epoch] = len(taken.starts) - 1
+        return self._taken[epoch]
+
+    def _ask(self, epoch: int) -> Taken:
+        self._own.look()
+        word = seed_of("sampler", self._seed, epoch)
+        with generators_put_back(), num_threads(1), self._own.put_back():
+            seed_generators(word)
+            self._own.seed(word)
+            said = _said(self._sampler, epoch, self._seed)
+            at_most, at_least = self._limits(said)
+            read = read_batches if self._in_batches else read_samples
+            taken = read(said, at_most, at_least, f"`{self._argument}`", self.name)
+        self._check(taken, epoch)
+        return taken
+
+    def _limits(self, said: Any) -> tuple[int, int]:
+        """Say how much is read of an order that may have no end: all of one that has one."""
+        at_most, at_least = self._needed, self._dataset_length
+        if at_most is None:
+            at_most, at_least = _ENDLESS_FROM, 100 * at_least
+        with suppress(TypeError, NotImplementedError, OverflowError, ValueError):
+            at_most = max(at_most, len(said))
+        return at_most, at_least
+
+    def _check(self, taken: Taken, epoch: int) -> None:
+        named = f"{self.name} gives"
+        if not len(taken.indices):
             raise ValueError(
-                f"`sampler` must give one index at least, but {self.name} gives none for epoch "
+                f"`{self._argument}` must give one index at least, but {named} none for epoch "
                 f"{epoch}: look at what it chooses from."
             )
-        wrong = indices[(indices < 0) | (indices >= self._dataset_length)]
-        if len(wrong):
+        if taken.is_endless and self._needed is None:
             raise ValueError(
-                f"`sampler` must give indices from 0 to {self._dataset_length - 1}, but "
-                f"{self.name} gives {wrong[0]} for epoch {epoch}: the dataset has "
-                f"{self._dataset_length} samples."
+                f"`{self._argument}` must come to an end in each epoch, but {named} "
+                f"{len(taken.starts) - 1 if self._in_batches else len(taken.indices):,} for epoch "
+                f"{epoch} and goes on: train with `steps=` and without `epochs=`, or let it end."
             )
-        if self.num_samples and len(indices) != self.num_samples:
+        empty = torch.where(taken.starts.diff() == 0)[0]
+        if len(empty):
             raise ValueError(
-                f"`sampler` must give equally many indices for each epoch, but {self.name} gives "
-                f"{self.num_samples} for epoch 0 and {len(indices)} for epoch {epoch}: leave some "
-                f"out, or give some twice."
+                f"`{self._argument}` must give one index at least for each batch, but {named} none "
+                f"for batch {int(empty[0])} of epoch {epoch}: leave such a batch out."
+            )
+        if taken.keys is None:
+            self._check_indices(taken.indices, epoch)
+        if self._in_batches:
+            return
+        if self.num_samples and len(taken.indices) != self.num_samples:
+            raise ValueError(
+                f"`sampler` must give equally many indices for each epoch, but {named} "
+                f"{self.num_samples} for epoch 0 and {len(taken.indices)} for epoch {epoch}: "
+                f"leave some out, or give some twice."
+            )
+
+    def _check_indices(self, indices: torch.Tensor, epoch: int) -> None:
+        for wrong in (int(indices.min()), int(indices.max())):
+            if not 0 <= wrong < self._dataset_length:
+                raise ValueError(
+                    f"`{self._argument}` must give indices from 0 to {self._dataset_length - 1}, "
+                    f"but {self.name} gives {wrong} for epoch {epoch}: the dataset has "
+                    f"{self._dataset_length} samples."
+                )
+
+    def _check_forgets(self) -> None:
+        """Refuse a sampler whose order depends on how often it was asked."""
+        cannot_change = (list, tuple, range, torch.Tensor, np.ndarray)
+        if callable(self._sampler) or isinstance(self._sampler, (*cannot_change, Iterator)):
+            return
+        once, again = self._taken[0], self._ask(0)
+        if not (
+            torch.equal(once.indices, again.indices) and torch.equal(once.starts, again.starts)
+        ):
+            raise ValueError(
+                f"`{self._argument}` must give the same order when it is asked for the same epoch "
+                f"again, as a run that resumes does, but {self.name} gives another: let it depend "
+                f"on nothing but the epoch, of which `set_epoch(epoch)` tells it, and on random "
+                f"numbers, which are seeded for it; so let it shuffle a copy, and count nothing."
             )
 
 
 # What programs may pass.
-Sampler = Callable[[int, int], Any] | Iterable[int] | EpochOrder
+Sampler = Callable[[int, int], Any] | Iterable[Any] | EpochOrder
 
 
-def _check_kind(sampler: object, name: str) -> None:
+def _check_kind(sampler: object, argument: str, name: str) -> None:
+    of_what = "lists of indices" if argument == "batch_sampler" else "indices"
     if not callable(sampler) and not isinstance(sampler, Iterable):
         raise TypeError(
-            f"`sampler` must be a function of (epoch, seed) that gives indices, or one of torch's "
-            f"samplers, but is {sampler!r}: pass `lambda epoch, seed: …`."
+            f"`{argument}` must be a function of (epoch, seed) that gives {of_what}, or one of "
+            f"torch's samplers, but is {sampler!r}: pass `lambda epoch, seed: …`."
         )
-    if getattr(sampler, "num_replicas", 1) != 1:
-        raise ValueError(
-            f"`sampler` must give the samples of all workers, as Unisono divides them itself, but "
-            f"{name} gives those of one replica: leave it out, the order is the same without it."
-        )
-    if isinstance(getattr(sampler, "generator", None), torch.Generator):
+    for each in (sampler, getattr(sampler, "sampler", None)):
+        if getattr(each, "num_replicas", 1) != 1:
+            raise ValueError(
+                f"`{argument}` must give the samples of all workers, as Unisono divides them "
+                f"itself, but {type(each).__name__} gives those of one replica: leave it out, the "
+                f"order is the same without it."
+            )
+    if argument == "sampler" and isinstance(getattr(sampler, "generator", None), torch.Generator):
         raise ValueError(
             f"`sampler` must draw from torch's default generator, which is seeded for each epoch, "
             f"but {name} has one of its own, which a resumed run could not go on with: make it "
@@ -108,28 +209,14 @@ def _check_kind(sampler: object, name: str) -> None:
         )
 
 
-def _ask(sampler: Any, epoch: int, seed: int) -> Any:
+def _said(sampler: Any, epoch: int, seed: int) -> Any:
+    """Ask for an epoch, in the ways that samplers have."""
     if callable(sampler):
         return sampler(epoch, seed)
-    if callable(getattr(sampler, "set_epoch", None)):
-        sampler.set_epoch(epoch)
+    for each in (sampler, getattr(sampler, "sampler", None)):
+        if callable(set_epoch := getattr(each, "set_epoch", None)):
+            set_epoch(epoch)
     return sampler
-
-
-def _as_array(said: Any, name: str) -> Indices:
-    """Read what a sampler gives, whatever holds the whole numbers."""
-    try:
-        indices = array_of(said) if isinstance(said, torch.Tensor) else np.asarray(said)
-        if not indices.ndim:  # an iterator
-            indices = np.array(list(said))
-    except (TypeError, ValueError):
-        indices = np.array(None)
-    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
-        raise TypeError(
-            f"`sampler` must give whole numbers in one row: a list, a tensor or an array, but "
-            f"{name} gives {said!r:.200}."
-        )
-    return indices
 
 
 def order_on_host(plan: SamplePlan, epoch: int, team: Team | None) -> torch.Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,10 @@ from unisono.errors import LoadingError
 from unisono.runtime.device import HOST, num_threads
 
 _FEW = 16  # samples that are compared where many are read at once
+
+
+Keys = Callable[[int], Mapping[int, Any] | None]
+"""Takes an epoch to what the dataset is asked for, by number; None: for the numbers."""
 
 
 class Fetch(Protocol):
@@ -56,17 +60,21 @@ def fetcher(
     collate_fn: Collate | None = None,
     batch_size: int = 1,
     shards: int = 1,
+    keys: Keys | None = None,
 ) -> Fetch:
     """Make the function that reads batches of a map-style dataset, or of a stream.
 
     `stream` is ``"train"`` or ``"evaluate"``, each with random numbers of its own; `collate_fn`
     makes a batch of a list of samples, by default torch's; `batch_size` and `shards` are of the
-    global batches, by which a stream is cut. A ``Subset`` of samples that are not there is refused.
+    global batches, by which a stream is cut; `keys`: for what the dataset is asked in an epoch, by
+    number, where that is no number. A ``Subset`` of samples that are not there is refused.
     """
     length = length_of(dataset)
     collator = Collator(seed, stream, collate_fn, dataset, length)
     if is_stream(dataset):
         return StreamReader(dataset, length, batch_size, shards, collator)
+    if keys is not None:
+        return Reader(dataset, None, collator, keys)
     leaf, chosen = _unwrapped(dataset)
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors = leaf.tensors
@@ -98,13 +106,21 @@ class Reader:
 
     Args:
         chosen: the places in `dataset` that samples have by their numbers; None: the numbers.
+        keys: what it is asked for in the place of numbers, in an epoch.
 
     Attributes:
         takes_many: whether the dataset is asked for several samples at once.
     """
 
-    def __init__(self, dataset: Any, chosen: torch.Tensor | None, collator: Collator) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        chosen: torch.Tensor | None,
+        collator: Collator,
+        keys: Keys = lambda epoch: None,
+    ) -> None:
         self._dataset, self._chosen, self._collator = dataset, chosen, collator
+        self._keys = keys
         self._draws = not lies_in_memory(dataset)
         self.takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
         self._twice = SecondReading(collator) if self._draws or collator.is_programs else None
@@ -115,6 +131,8 @@ class Reader:
         """See :class:`Fetch`."""
         numbers = indices.tolist()
         places = numbers if self._chosen is None else self._chosen[indices].tolist()
+        if keys := self._keys(epoch):
+            places = [keys[number] for number in numbers]
         again = [0] * len(numbers) if repeats is None else repeats.tolist()
         self._collator.begin_epoch(epoch)
         with num_threads(1):
@@ -123,7 +141,7 @@ class Reader:
             return self._collator.collate(numbers, samples, epoch, again[0])
 
     def look(
-        self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
+        self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
     ) -> None:
         """Read the first samples twice, if that is due and any code reads them, and compare."""
         if self._twice is None or not self._twice.is_due():
@@ -137,7 +155,7 @@ class Reader:
         self._twice.look(read, numbers[:few], epoch)
 
     def read(
-        self, numbers: Sequence[int], places: Sequence[int], epoch: int, again: Sequence[int]
+        self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
     ) -> Any:
         """Read samples: a list, or what the dataset makes of it; raises as a call does."""
         if self.takes_many:

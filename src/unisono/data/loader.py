@@ -20,17 +20,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unisono.data.epoch_order import LONG as _LONG
 from unisono.data.epoch_order import order_on_host
 from unisono.data.fetch import Fetch
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.errors import LoadingError
-from unisono.plan.samples import SamplePlan
+from unisono.plan.samples import ENDLESS, SamplePlan
 from unisono.runtime.device import Device
 from unisono.runtime.training_progress import At, now
 from unisono.runtime.workers.team import Team
-
-_LONG = 1 << 22
-"""How many samples an epoch has whose order is a matter of memory and time."""
 
 
 class ShardPosition(NamedTuple):
@@ -52,33 +50,47 @@ def progress_at(
 ) -> Callable[[ShardPosition], At]:
     """Give what says for each place where the run is when it comes there.
 
-    `first`: the step at the first batch of epoch 0, if all epochs were like those of the plan;
+    `first`: the step at the first batch of the plan's epoch, which is 0 unless a batch sampler
+    cuts epochs; then as if all epochs were like the plan's;
     `done`: steps and epochs that are done, if the loop does not train; `in_order`: samples are
     those of a stream, of which processes read also those of other places.
     """
-    per_epoch = plan.steps_per_epoch
 
     def at(place: ShardPosition) -> At:
         batch, shard = (0, None) if in_order else plan.as_progress(place.batch, place.shard)
         if done is not None:
             return *done, batch, shard
-        return first + place.epoch * per_epoch + batch, place.epoch, batch, shard
+        step = first + plan.steps_between(plan.epoch, place.epoch) + batch
+        return step, place.epoch, batch, shard
 
     return at
 
 
 def upcoming(
-    plan: SamplePlan, shards: Sequence[int], start: ShardPosition, num_batches: int
+    plan: SamplePlan,
+    shards: Sequence[int],
+    start: ShardPosition,
+    num_batches: int,
+    num_epochs: int = ENDLESS,
 ) -> Iterator[ShardPosition]:
-    """List what a worker computes from `start` on, shards without samples left out."""
-    first = start.epoch * plan.steps_per_epoch + start.batch
-    places = (
-        ShardPosition(*divmod(number, plan.steps_per_epoch), shard)
-        for number in range(first, num_batches)
-        for shard in shards
-        if plan.shard_size(number % plan.steps_per_epoch, shard)
-    )
-    return dropwhile(start.__ne__, places)
+    """List what a worker computes from `start` on, shards without samples left out.
+
+    It ends after so many batches, counted from the first of the plan's epoch, and epochs.
+    """
+
+    def places() -> Iterator[ShardPosition]:
+        first = start.batch
+        for epoch in range(start.epoch, num_epochs):
+            here, before = plan.at(epoch), plan.steps_between(plan.epoch, epoch)
+            for batch in range(first, min(here.steps_per_epoch, num_batches - before)):
+                for shard in shards:
+                    if here.shard_size(batch, shard):
+                        yield ShardPosition(epoch, batch, shard)
+            if before + here.steps_per_epoch >= num_batches:
+                return
+            first = 0
+
+    return dropwhile(start.__ne__, places())
 
 
 class EarlyBatch:
@@ -108,7 +120,7 @@ class EarlyBatch:
 class Loader:
     """Gives out batches, of which `num_processes` prefetch; ends these when its block ends. Final.
 
-    `num_batches`: global batches of the run in total; `progress`: see :func:`progress_at`.
+    `num_batches`, `num_epochs`: see :func:`upcoming`; `progress`: see :func:`progress_at`.
     """
 
     def __init__(
@@ -118,12 +130,14 @@ class Loader:
         *,
         num_processes: int,
         num_batches: int,
+        num_epochs: int = ENDLESS,
         device: Device,
         progress: Callable[[ShardPosition], At] = lambda place: (0, *place),
     ) -> None:
         self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
-        self._num_processes, self._num_batches = num_processes, num_batches
+        self._num_processes = num_processes
+        self._num_batches, self._num_epochs = num_batches, num_epochs
         self._now, self._progress = now(), progress
         self._epochs: dict[int, _Epoch] = {}
         self._is_long = plan.num_samples >= _LONG
@@ -186,11 +200,13 @@ class Loader:
         self._now.at = self._progress(place)
         repeats = self._epoch(place.epoch).repeats
         if repeats is not None:
-            repeats = self._plan.shard_indices(repeats, place.batch, place.shard)
+            plan = self._plan.at(place.epoch)
+            repeats = plan.shard_indices(repeats, place.batch, place.shard)
         return self._fetch(self._indices(place), place.epoch, repeats)
 
     def _indices(self, place: ShardPosition) -> torch.Tensor:
-        return self._plan.shard_indices(self._epoch(place.epoch).order, place.batch, place.shard)
+        order, plan = self._epoch(place.epoch).order, self._plan.at(place.epoch)
+        return plan.shard_indices(order, place.batch, place.shard)
 
     def _read_ahead(self, request: tuple[ShardPosition, str]) -> Any:
         """Read in a loader process, if the order is the same here and in the worker."""
@@ -222,10 +238,10 @@ class Loader:
             if next_place == place:
                 return ahead
         self._end()
-        order, num_batches = self._epoch(place.epoch).order, self._num_batches
+        order, num_epochs = self._epoch(place.epoch).order, self._num_epochs
         if self._is_long and order is not None:  # new processes will inherit the next one
-            num_batches = min(num_batches, (place.epoch + 1) * self._plan.steps_per_epoch)
-        places = upcoming(self._plan, shards, place, num_batches)
+            num_epochs = min(num_epochs, place.epoch + 1)
+        places = upcoming(self._plan, shards, place, self._num_batches, num_epochs)
         requests = ((place, self._epoch(place.epoch).digest) for place in places)
         self._ahead_for = shards
         self._ahead = LoaderProcesses(self._read_ahead, self._num_processes, requests)

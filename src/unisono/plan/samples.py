@@ -9,6 +9,14 @@ define the order, and with it the length of an epoch, instead. ::
     S = 3, B = 5     position  0 1 2 3 4 │ 5 6 7 8 9 │ 10 11
                      shard     0 1 2 0 1 │ 2 0 1 2 0 │  1  2      (shard 0 of the last is empty)
 
+A batch sampler may cut an epoch into batches as well, of any sizes and as many as it likes. Each
+batch then begins with shard 0. With `groups`, so many neighbours stay together in a shard. ::
+
+    S = 3            position  0 1 2 3 │ 4 │ 5 6        batches of 4, 1 and 2
+                     shard     0 1 2 0 │ 0 │ 0 1
+    S = 2, groups=2  position  0 1 2 3 4 5 │ 6 7        GRPO: all answers to a prompt in one shard
+                     shard     0 0 1 1 0 0 │ 0 0
+
 Where nothing is trained, shards take whole batches in turn: a pass has the same samples for any S.
 The plan's B is then that of S passes, of which each shard has one block. ::
 
@@ -19,8 +27,9 @@ The plan's B is then that of S passes, of which each shard has one block. ::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -30,12 +39,27 @@ ENDLESS = 1 << 62
 """How many samples a stream has that does not say it: one epoch is the whole run."""
 
 
+class Cuts(Protocol):
+    """Where a batch sampler cuts the order of each epoch into batches."""
+
+    def starts(self, epoch: int) -> torch.Tensor:
+        """Return the position where each batch begins, and that behind the last; int64."""
+
+    def num_batches(self, epoch: int) -> int:
+        """Count the batches of an epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """How a dataset is cut into global batches and shards. Pure arithmetic."""
+    """How a dataset is cut into global batches and shards. Pure arithmetic.
 
-    num_samples: int  # N, of one epoch, at least 1: the dataset's length, or the sampler's
-    batch_size: int  # B, samples of one global batch, at least S
+    Where a batch sampler cuts epochs, a plan is that of one epoch; see :meth:`at`.
+    """
+
+    # N, of one epoch, at least 1: the dataset's length, or the sampler's, in epoch 0
+    num_samples: int
+    # B, samples of one global batch, at least S; of a batch sampler the mean in epoch 0
+    batch_size: int
     shards: int  # S
     shuffle: bool = True  # whether each epoch has another order
     seed: int = 0  # the run's
@@ -43,6 +67,10 @@ class SamplePlan:
     # its order: takes an epoch to N indices, which may repeat
     order_of: Callable[[int], torch.Tensor] | None = field(default=None, compare=False, repr=False)
     in_blocks: bool = False  # whether what a shard has of a batch lies together
+    groups: int = 1  # how many neighbours in the order stay together in a shard
+    cuts: Cuts | None = field(default=None, compare=False, repr=False)  # of a batch sampler
+    epoch: int = field(default=0, compare=False, repr=False)  # whose cuts `starts` are
+    starts: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.shards < 1:
@@ -52,11 +80,20 @@ class SamplePlan:
                 "the dataset must have at least one sample, but is empty: check its folder or "
                 "the filter that made it."
             )
+        if self.cuts is not None:
+            return
         if self.batch_size < self.shards:
             raise ValueError(
                 f"`batch_size` is the global batch and must be at least `shards` "
                 f"({self.shards}), but is {self.batch_size}: pass `batch_size={self.shards}` or "
                 f"more, or `shards={max(1, self.batch_size)}`."
+            )
+        if self.batch_size % self.groups or self.batch_size < self.shards * self.groups:
+            fitting = self.groups * max(self.shards, round(self.batch_size / self.groups))
+            raise ValueError(
+                f"`batch_size` must consist of whole groups of {self.groups}, at least one for "
+                f"each of {self.shards} shards, but is {self.batch_size}: pass "
+                f"`batch_size={fitting}`."
             )
 
     @property
@@ -72,7 +109,23 @@ class SamplePlan:
     @property
     def steps_per_epoch(self) -> int:
         """How many global batches an epoch has, a short last one included."""
-        return -(-self.num_samples // self.batch_size)
+        if self.starts is None or self.is_endless:
+            return -(-self.num_samples // self.batch_size)
+        return -(-(len(self.starts) - 1) // (self.shards if self.in_blocks else 1))
+
+    def at(self, epoch: int) -> SamplePlan:
+        """Return the plan of an epoch, which is another one where a batch sampler cuts epochs."""
+        if self.cuts is None or (self.starts is not None and self.epoch == epoch):
+            return self
+        return replace(self, epoch=epoch, starts=self.cuts.starts(epoch))
+
+    def steps_between(self, start: int, stop: int) -> int:
+        """Count the steps from the first of epoch `start` to the first of epoch `stop`."""
+        if self.cuts is None:
+            return (stop - start) * self.steps_per_epoch
+        if stop < start:
+            return -self.steps_between(stop, start)
+        return sum(self.cuts.num_batches(epoch) for epoch in range(start, stop))
 
     @property
     def is_drawn(self) -> bool:
@@ -105,8 +158,10 @@ class SamplePlan:
         """Count how often each sample of the order came before in it; None if none repeats."""
         if self.order_of is None:
             return None
-        # order: 7 3 7 7 → sorted: 3 7 7 7, runs begin at 0 1 1 1 → in the run: 0 0 1 2 → 0 0 1 2
         order = self.order_of(epoch)
+        if _are_distinct(order):
+            return None
+        # order: 7 3 7 7 → sorted: 3 7 7 7, runs begin at 0 1 1 1 → in the run: 0 0 1 2 → 0 0 1 2
         ascending, places = torch.sort(order, stable=True)
         _, lengths = torch.unique_consecutive(ascending, return_counts=True)
         if len(lengths) == len(order):
@@ -116,24 +171,50 @@ class SamplePlan:
         repeats[places] = torch.arange(len(order), device=order.device) - begins
         return repeats
 
-    def digest(self, epoch: int) -> str:
-        """Hash the order that a sampler defines for an epoch; empty without a sampler."""
+    def digest(self, epoch: int, num_samples: int | None = None) -> str:
+        """Hash the order that a sampler defines for an epoch; empty without a sampler.
+
+        `num_samples`: of how many in the beginning; None: of all, and of their cuts.
+        """
         if self.order_of is None:
             return ""
-        indices = self.order_of(epoch).numpy().tobytes()
-        return hashlib.blake2b(indices, digest_size=16).hexdigest()
+        told, parts = hashlib.blake2b(digest_size=16), [self.order_of(epoch)[:num_samples]]
+        if self.cuts is not None:
+            starts = self.cuts.starts(epoch)
+            parts.append(starts if num_samples is None else starts[starts <= num_samples])
+        for part in parts:
+            told.update(part.numpy().data)
+        return told.hexdigest()
 
     def bounds(self, batch: int) -> tuple[int, int]:
         """Give the positions [start, stop) of the epoch's `batch`-th global batch."""
-        start = batch * self.batch_size
-        return start, min(start + self.batch_size, self.num_samples)
+        if self.starts is None:
+            start = batch * self.batch_size
+            return start, min(start + self.batch_size, self.num_samples)
+        each = self.shards if self.in_blocks else 1
+        return self._start(batch * each), self._start((batch + 1) * each)
 
     def first_position(self, batch: int, shard: int) -> int:
         """Give the first position at or after the batch's start that belongs to `shard`."""
-        start = batch * self.batch_size
         if self.in_blocks:
-            return start + shard * self.pass_size
-        return start + (shard - start) % self.shards
+            return self._pass_bounds(batch * self.shards + shard)[0]
+        start, _ = self.bounds(batch)
+        return start + self._turn(start, shard) * self.groups
+
+    def _start(self, number: int) -> int:
+        """Return where a batch of a batch sampler begins; of one behind the last, the end."""
+        assert self.starts is not None
+        return int(self.starts[min(number, len(self.starts) - 1)])
+
+    def _pass_bounds(self, number: int) -> tuple[int, int]:
+        if self.starts is None:
+            start = number * self.pass_size
+            return min(start, self.num_samples), min(start + self.pass_size, self.num_samples)
+        return self._start(number), self._start(number + 1)
+
+    def _turn(self, start: int, shard: int) -> int:
+        """Return which group of the batch that begins at `start` is the first of a shard."""
+        return shard if self.starts is not None else (shard - start // self.groups) % self.shards
 
     def as_progress(self, batch: int, shard: int) -> tuple[int, int]:
         """Give batch and shard as ``unisono.progress`` does, for which a block is a batch."""
@@ -141,44 +222,77 @@ class SamplePlan:
 
     def positions(self, shard: int) -> torch.Tensor:
         """Give the positions of an epoch's order that belong to a shard, ascending; int64."""
-        if not self.in_blocks:
-            return torch.arange(min(shard, self.num_samples), self.num_samples, self.shards)
-        everything = torch.arange(self.num_samples)
-        return everything[everything // self.pass_size % self.shards == shard]
+        if self.starts is None:
+            everything = torch.arange(self.num_samples)
+            whole, begins = everything // self.pass_size, torch.tensor(0)
+        else:
+            everything = torch.arange(int(self.starts[-1]))
+            whole = torch.searchsorted(self.starts, everything, right=True) - 1
+            begins = self.starts[whole]
+        turns = whole if self.in_blocks else (everything - begins) // self.groups
+        return everything[turns % self.shards == shard]
 
     def indices(self, epoch: int, shard: int) -> torch.Tensor:
         """Give all of an epoch's indices that belong to a shard, in their order; int64."""
-        order, positions = self.order(epoch), self.positions(shard)
+        order, positions = self.order(epoch), self.at(epoch).positions(shard)
         return positions if order is None else order[positions].long()
+
+    def passes(self) -> Iterator[torch.Tensor]:
+        """Give the indices of each pass in turn, where shards take blocks; int64."""
+        order = self.order(0)
+        for number in range(self.steps_per_epoch * self.shards):
+            start, stop = self._pass_bounds(number)
+            if start < stop:
+                yield torch.arange(start, stop) if order is None else order[start:stop].long()
+
+    def shard_positions(self, batch: int, shard: int) -> torch.Tensor:
+        """Give the positions that belong to one shard of one global batch, ascending; int64."""
+        here = torch.Generator().device  # the host, whatever torch's default device is
+        if self.in_blocks:
+            start, stop = self._pass_bounds(batch * self.shards + shard)
+            return torch.arange(start, stop, device=here)
+        stop, first = self.bounds(batch)[1], self.first_position(batch, shard)
+        firsts = torch.arange(min(first, stop), stop, self.shards * self.groups, device=here)
+        if self.groups == 1:
+            return firsts
+        positions = (firsts[:, None] + torch.arange(self.groups, device=here)).reshape(-1)
+        return positions[positions < stop]
 
     def shard_indices(self, order: torch.Tensor | None, batch: int, shard: int) -> torch.Tensor:
         """Cut one shard's indices out of the epoch's order: int64 of shape (samples,)."""
-        stop, first = self.bounds(batch)[1], self.first_position(batch, shard)
-        step = 1 if self.in_blocks else self.shards
-        if self.in_blocks:
-            stop = min(first + self.pass_size, stop)
-        first = min(first, stop)
-        if order is None:
-            return torch.arange(first, stop, step, device=torch.Generator().device)
-        return order[first:stop:step].long()
+        positions = self.shard_positions(batch, shard)
+        return positions if order is None else order[positions].long()
 
     def shard_size(self, batch: int, shard: int) -> int:
         """Count the samples of one shard of one global batch."""
-        num_left = max(0, self.bounds(batch)[1] - self.first_position(batch, shard))
         if self.in_blocks:
-            return min(num_left, self.pass_size)
-        return -(-num_left // self.shards)
+            start, stop = self._pass_bounds(batch * self.shards + shard)
+            return stop - start
+        return self._size(self.bounds(batch)[1] - self.first_position(batch, shard))
 
     def shard_sizes(self, batch: int) -> list[int]:
         """Count the samples of each shard of one global batch."""
         if self.in_blocks:
             return [self.shard_size(batch, shard) for shard in range(self.shards)]
         start, stop = self.bounds(batch)
-        size, longer = divmod(stop - start, self.shards)
-        # Shards take turns, beginning with the one that has the position `start`.
-        return [size + ((shard - start) % self.shards < longer) for shard in range(self.shards)]
+        turns = (self._turn(start, shard) for shard in range(self.shards))
+        return [self._size(stop - start - turn * self.groups) for turn in turns]
+
+    def _size(self, num_left: int) -> int:
+        """Count a shard's samples of a batch that has so many from the shard's first one on."""
+        rounds, rest = divmod(max(0, num_left), self.shards * self.groups)
+        return rounds * self.groups + min(rest, self.groups)
 
     def num_batch_samples(self, batch: int) -> int:
         """Count the samples of one global batch, all shards together."""
         start, stop = self.bounds(batch)
         return stop - start
+
+
+def _are_distinct(order: torch.Tensor) -> bool:
+    """Tell at little cost, where indices are about as many as what they choose from, else False."""
+    if not len(order) or (end := int(order.max()) + 1) > 8 * len(order):
+        return False
+    is_seen = torch.zeros(end, dtype=torch.bool)
+    is_seen[order] = True
+    return int(is_seen.sum()) == len(order)

@@ -50,14 +50,17 @@ class BoundaryTasks(enum.IntFlag):
 
 
 class Boundary:
-    """The place between two steps of one loop; `has_ended` once what it led to is kept. Final."""
+    """The place between two steps of one loop; `has_ended` once what it led to is kept. Final.
+
+    `steps_per_epoch`: of the epoch under way.
+    """
 
     def __init__(self, run: RunContext, engine: StepEngine, plan: SamplePlan) -> None:
         self.engine = engine
         self.is_between_steps = True
         self.has_ended = False
         self.run, self._kept, self._team = run, run.kept, run.team
-        self._steps_per_epoch = plan.steps_per_epoch
+        self.steps_per_epoch = plan.steps_per_epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
@@ -172,7 +175,7 @@ class Boundary:
     def _advance(self, position: Position) -> None:
         position.step += 1
         position.batch += 1
-        if position.batch == self._steps_per_epoch:
+        if position.batch == self.steps_per_epoch:
             position.epoch, position.batch = position.epoch + 1, 0
 
     def _due_next(self) -> BoundaryTasks:

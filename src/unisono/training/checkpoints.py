@@ -99,6 +99,11 @@ class Checkpoints:
     def _run_directory(self) -> RunDirectory:
         return RunDirectory(self.directory, self._saving.keep)
 
+    @property
+    def is_second(self) -> bool:
+        """Whether an earlier run of this process has begun in the directory."""
+        return self._num_seen > 1
+
     def _look_at_runs(self) -> None:
         self._runs = per_process(_Runs, os.path.realpath(self.directory))
         self._num_seen, self._has_begun = self._runs.num_begun, False
@@ -176,9 +181,10 @@ class Checkpoints:
             takes_program=self._saving.options == OF_PROGRAM,
         ):
             self._say(warning)
-        if position.batch >= plan.steps_per_epoch:
+        steps_per_epoch = plan.at(position.epoch).steps_per_epoch
+        if position.batch >= steps_per_epoch:
             raise CheckpointError(
-                f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
+                f"a checkpoint must be of a place within an epoch of {steps_per_epoch} steps, "
                 f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
             )
         self.set_aside(position.step)

@@ -13,12 +13,14 @@ from unisono.engine.state.run_state import Position
 from unisono.engine.step.records import StepMeans, mean_of
 
 _ROWS, _SUMS, _FOUND = "history", "epoch_sums", "epoch_validation"
+_SAMPLES = "samples_trained"
 _ROWS_AT_MOST = 10_000  # as each snapshot holds them
 VALIDATION = "validation/"
 
 
-def note_step(last: dict[str, Any], means: StepMeans, position: Position) -> None:
+def note_step(last: dict[str, Any], means: StepMeans, num_samples: int, position: Position) -> None:
     """Add a step that is done, after which the run is at `position`."""
+    last[_SAMPLES] = samples_trained(last) + num_samples
     sums = last.setdefault(_SUMS, {})
     for name, (total, weight) in means.sums.items():
         before = sums.setdefault(name, [0.0, None if weight is None else 0.0])
@@ -29,6 +31,11 @@ def note_step(last: dict[str, Any], means: StepMeans, position: Position) -> Non
         last[_ROWS] = rows[-_ROWS_AT_MOST:]
         del last[_SUMS]
         last.pop(_FOUND, None)
+
+
+def samples_trained(last: Mapping[str, Any]) -> int:
+    """Return how many samples the steps had that were noted."""
+    return int(last.get(_SAMPLES, 0))
 
 
 def note_validation(last: dict[str, Any], found: Mapping[str, Any], position: Position) -> None:

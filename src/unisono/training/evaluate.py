@@ -154,19 +154,17 @@ def evaluate_whole(
 ) -> dict[str, Any]:
     """Average a loss of whole batches by their samples; the leader computes it from all rows."""
     plan, device = sweep.plan, sweep.device
-    size = plan.pass_size
 
     def of_batches(*rows: torch.Tensor, **named: torch.Tensor) -> dict[str, float]:
         sums: Sums = {}
-        for batch, start in enumerate(range(0, plan.num_samples, size)):
-            chosen = slice(start, min(start + size, plan.num_samples))
+        for batch, chosen in enumerate(plan.passes()):
             sweep.seed("evaluate whole", batch)
             parts = tuple(leaf[chosen].to(device.torch) for leaf in rows)
             by_name = {name: leaf[chosen].to(device.torch) for name, leaf in named.items()}
             features: Any = by_name or (parts if len(parts) > 1 else parts[0])
             if _ALONE in by_name:
                 features = (by_name[_ALONE],)
-            value = read_loss(loss(sweep.model, features), chosen.stop - start)
+            value = read_loss(loss(sweep.model, features), len(chosen))
             _add(sums, value.numbers())
         return _means([sums])
 

@@ -102,7 +102,7 @@ class FitUnderWay(Observer):
             if line := self._conclusions.check(plan, self.end_step):
                 self._context.say_once(line)
             self._conclusions.begin()
-            self._totals = FitTotals(run.position, plan.samples)
+            self._totals = FitTotals(run.position, run.last)
             with computing:
                 for step in steps:
                     self._take(step)
@@ -160,7 +160,7 @@ class FitUnderWay(Observer):
             # 0 where nobody knows.
             "steps_per_epoch": 0 if plan.is_endless else plan.steps_per_epoch,
             "num_samples": 0 if plan.is_endless else plan.num_samples,
-            "batch_size": plan.batch_size,
+            "batch_size": 0 if plan.cuts is not None else plan.batch_size,
             "shards": plan.shards,
             "seed": plan.seed,
             "world_size": self._context.team.world.world_size,
@@ -267,7 +267,7 @@ class FitUnderWay(Observer):
         """Draw all conclusions from a step."""
         if step.is_done:
             self._totals.count(step.number, step.num_samples)
-            note_step(self._run.last, step.means, self._run.position)
+            note_step(self._run.last, step.means, step.num_samples, self._run.position)
         # Now: somebody else may have come by the time the next one begins.
         self._check_membership()
         if not step.is_done:
@@ -344,14 +344,14 @@ class FitUnderWay(Observer):
 
         def speak() -> bytes:
             found = {
-                "seconds": totals.seconds(run.position),
+                "seconds": totals.seconds(run.last),
                 "digest": digest_of(run.model, run.optimizer),
                 "workers_at_end": len(self.ranks),
             }
             return json.dumps(found).encode()
 
         heard = self._context.replicated_calls.hear_leader(speak, "summary")
-        samples = totals.samples_until(run.position)
+        samples = totals.samples_until(run.last)
         summary = Summary(
             steps=run.position.step - totals.begun_at.step,
             samples=samples,

@@ -150,6 +150,13 @@ def compare(
             there = old[name] if isinstance(old[name], dict) else {}
             others = [key for key in value if there.get(key, value[key]) != value[key]]
             told = [_OTHER_DATA.format(key, there[key], value[key]) for key in others[:1]]
+            if told and not takes_program:
+                raise CheckpointError(
+                    f"a run that resumes must have the data of its checkpoint, but {told[0]}: pass "
+                    f'a directory for each dataset, such as `directory=f"runs/{{fold}}"`, '
+                    f'`Checkpoint(options="program")` to train on with this one, or '
+                    f'`Checkpoint(resume="never")` to begin anew.'
+                )
         elif name == FINGERPRINT:
             is_news = value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT)
             told = [_OTHER_FINGERPRINT.format(new["processor"], old[name], value)] * bool(is_news)

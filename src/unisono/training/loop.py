@@ -148,7 +148,9 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 # Of several hosts all have gone back to behind that.
                 is_agreed = len(run.team.hosts) > 1
                 continue
-            step = make_step(boundary, plan.samples, loader, run.kept.position)
+            samples = plan.samples.at(run.kept.position.epoch)
+            boundary.steps_per_epoch = samples.steps_per_epoch
+            step = make_step(boundary, samples, loader, run.kept.position)
             # A trainer rehearses shards; of a loop of the program's own only models are known.
             is_due = not run.functions and (looks < AT_FIRST or step.number % EVERY == 0)
             looks += is_due

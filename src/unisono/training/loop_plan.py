@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.data.data_reading import Reading, is_stream
+from unisono.data.epoch_order import EpochOrder
 from unisono.data.fetch import Fetch, fetcher
 from unisono.data.loader import Loader, progress_at
 from unisono.engine.state.run_state import Position
-from unisono.plan.samples import SamplePlan
+from unisono.plan.samples import ENDLESS, SamplePlan
 from unisono.runtime.device import Device
 from unisono.runtime.whole import check_whole
+from unisono.training.epoch_history import samples_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,15 @@ class Totals:
         )
 
     def end_step(self, plan: SamplePlan, position: Position) -> int:
-        """Count the steps that a run will have done; one with nothing to do stays where it is."""
+        """Count the steps that a run will have done; one with nothing to do stays where it is.
+
+        Where a batch sampler cuts epochs, as if those to come had as many steps as this one.
+        """
         ends = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
             epochs_to_go = max(0, self.epochs - position.epoch)
-            ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
+            steps_per_epoch = plan.at(position.epoch).steps_per_epoch
+            ends.append(position.step - position.batch + epochs_to_go * steps_per_epoch)
         return max(position.step, min(ends))
 
     def num_batches(self, plan: SamplePlan, position: Position) -> int:
@@ -80,30 +86,36 @@ class LoopPlan:
     def fetch(self, stream: str = "train") -> Fetch:
         """Make the function that reads batches; raises as :func:`fetcher` does."""
         plan = self.samples
+        order = plan.order_of
         return fetcher(
             self.reading.dataset,
             seed=plan.seed,
             stream=stream,
             collate_fn=self.reading.collate_fn,
             batch_size=plan.pass_size if plan.in_blocks else plan.batch_size,
-            shards=1 if plan.in_blocks else plan.shards,
+            # A stream's parts are dealt sample by sample.
+            shards=1 if plan.in_blocks or plan.groups > 1 else plan.shards,
+            keys=order.keys if isinstance(order, EpochOrder) and order.has_keys else None,
         )
 
     def loader(
         self, fetch: Fetch, position: Position, device: Device, done: Position | None = None
     ) -> Loader:
         """Make the loader from `position` on, for a run that is `done` if it does not train."""
+        samples, totals = self.samples.at(position.epoch), self.totals
+        here = samples.steps_between(samples.epoch, position.epoch) + position.batch
         return Loader(
             fetch,
-            self.samples,
+            samples,
             progress=progress_at(
-                self.samples,
-                position.step - position.epoch * self.samples.steps_per_epoch - position.batch,
+                samples,
+                position.step - here,
                 None if done is None else (done.step, done.epoch),
                 in_order=is_stream(self.reading.dataset),
             ),
             num_processes=self.reading.loader_workers,
-            num_batches=self.totals.num_batches(self.samples, position),
+            num_batches=ENDLESS if totals.steps is None else here + totals.steps - position.step,
+            num_epochs=ENDLESS if totals.epochs is None else totals.epochs,
             device=device,
         )
 
@@ -115,8 +127,8 @@ class FitTotals:
     far the run has come, and the time by the leader. The clock starts at once.
     """
 
-    def __init__(self, begun_at: Position, plan: SamplePlan) -> None:
-        self.begun_at, self._plan = replace(begun_at), plan
+    def __init__(self, begun_at: Position, last: Mapping[str, Any]) -> None:
+        self.begun_at, self._samples_before = replace(begun_at), samples_trained(last)
         self._samples = 0
         self._last = begun_at.step - 1
         self._begun_at_s = time.perf_counter()
@@ -134,21 +146,16 @@ class FitTotals:
             self._last = step
             self._samples += num_samples
 
-    def seconds(self, position: Position) -> float:
-        """Tell how long it took to come to `position`; NaN if this worker has seen no step of it.
+    def seconds(self, last: Mapping[str, Any]) -> float:
+        """Tell how long it took to come to where `last` is; NaN if this worker has seen no step.
 
         One that has seen some of the steps takes the others to have been as fast.
         """
-        samples, seconds = self.samples_until(position), time.perf_counter() - self._begun_at_s
+        samples, seconds = self.samples_until(last), time.perf_counter() - self._begun_at_s
         if not samples:
             return seconds
         return seconds * samples / self._samples if self._samples else math.nan
 
-    def samples_until(self, position: Position) -> int:
-        """Count the samples of the call's steps until `position`."""
-        return self._samples_before(position) - self._samples_before(self.begun_at)
-
-    def _samples_before(self, position: Position) -> int:
-        plan = self._plan
-        in_epoch = min(position.batch * plan.batch_size, plan.num_samples)
-        return position.epoch * plan.num_samples + in_epoch
+    def samples_until(self, last: Mapping[str, Any]) -> int:
+        """Count the samples of the call's steps until the run has come where `last` is of it."""
+        return samples_trained(last) - self._samples_before

@@ -72,19 +72,19 @@ class Metrics:
         """Compute the results from the rows of all shards; plain numbers by name. Collective."""
         (results,) = heard_by_all(
             lambda speak: [sweep.team.hear_leader(speak, "metrics")],
-            lambda: self._results(_joined(told, sweep.plan), sweep.plan.pass_size, sweep.device),
+            lambda: self._results(_joined(told, sweep.plan), sweep.plan, sweep.device),
             sweep.team.world.rank,
         )
         return dict(results)
 
     def _results(
-        self, rows: Mapping[str, torch.Tensor], pass_size: int, device: Device
+        self, rows: Mapping[str, torch.Tensor], plan: SamplePlan, device: Device
     ) -> dict[str, Any]:
         names = sorted(rows, key=lambda name: (len(name), name))
         # Positions are numbers; names come from a dict.
         is_named = not names[0].isdecimal()
 
-        def call(function: RowFunction, chosen: slice = slice(None), where: Any = HOST) -> Any:
+        def call(function: RowFunction, chosen: Any = slice(None), where: Any = HOST) -> Any:
             given = {name: rows[name][chosen].to(where) for name in names}
             return function(**given) if is_named else function(*given.values())
 
@@ -94,8 +94,8 @@ class Metrics:
         found = {name: call(function) for name, function in self._functions.items()}
         if self._template is not None:
             whole = copy.deepcopy(self._template).to(device.torch)
-            for start in range(0, len(rows[names[0]]), pass_size):
-                call(whole.update, slice(start, start + pass_size), device.torch)
+            for chosen in plan.passes():
+                call(whole.update, chosen, device.torch)
             found |= whole.compute()
         return {name: plain(name, value) for name, value in found.items()}
 

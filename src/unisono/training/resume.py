@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import Snapshot, bytes_at_most
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.run_directory import name_of
+from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
 from unisono.training.failures import heard_by_all
@@ -80,6 +82,24 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         if not is_ahead:
             run.plan = plan.samples
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
+    if checkpoints.is_second and "path" in answer and not is_ahead:
+        _check_goes_on(run, plan)
+
+
+def _check_goes_on(run: RunContext, plan: LoopPlan) -> None:
+    """Refuse to give what another trainer of the program has trained as this one's.
+
+    Whoever runs a cell again, or types, sees that there was nothing to do.
+    """
+    if not run.is_over(plan.totals) or in_notebook() or hasattr(sys, "ps1"):
+        return
+    assert run.checkpoints is not None
+    raise CheckpointError(
+        f"`directory` must be one trainer's alone, but an earlier one of this program has trained "
+        f"in {run.checkpoints.directory} as far as this one is to come, so this one would train "
+        f"nothing and have the other's weights: pass a directory for each, such as "
+        f'`directory=f"runs/{{fold}}"`.'
+    )
 
 
 def _find(

@@ -254,6 +254,8 @@ class Run:
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
         drop_last: bool = False,
+        batch_sampler: Sampler | None = None,
+        groups: int = 1,
     ) -> Generator[Step, None, None]:
         """Yield steps until the totals are reached; a finished run yields none.
 
@@ -266,7 +268,15 @@ class Run:
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
-        reading = Reading.of(dataset, batch_size, shuffle, sampler, drop_last=drop_last)
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            drop_last=drop_last,
+            batch_sampler=batch_sampler,
+            groups=groups,
+        )
         plan = self._context.plan_loop(reading, epochs, steps)
         return begin_loop(self._context, plan, named=used_in(sys._getframe(2)))
 

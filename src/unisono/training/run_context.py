@@ -6,15 +6,17 @@ begins, and with the one that the epoch has begun in when a run goes on in the m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from unisono.data.data_reading import Reading, is_stream, length_of
-from unisono.data.epoch_order import EpochOrder
+from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.fingerprint import fingerprint_of_data
 from unisono.engine.exchange.snapshots import RunMemory
 from unisono.engine.state.attributes import Attributes
@@ -135,12 +137,14 @@ class RunContext:
     def plan_loop(self, reading: Reading, epochs: int | None, steps: int | None) -> LoopPlan:
         """Plan a loop over a dataset; raises as :func:`plan_samples` does."""
         seed = self.options.seed
-        samples = plan_samples(reading, self.shards, seed, may_be_endless=epochs is None)
+        samples = plan_samples(reading, self.shards, seed, steps, may_be_endless=epochs is None)
         return LoopPlan(reading, samples, Totals(epochs, steps))
 
     def plan_pass(self, reading: Reading) -> SamplePlan:
         """Plan one pass without training; raises as :func:`plan_samples` does."""
         whole = plan_samples(reading, 1, self.options.seed)
+        if whole.cuts is not None:
+            check_covers(whole, length_of(reading.dataset))
         shards = self.options.shards or default_shards(whole.batch_size)
         batch_size = shards * whole.batch_size
         return replace(whole, batch_size=batch_size, shards=shards, in_blocks=True)
@@ -151,11 +155,21 @@ class RunContext:
 
 
 def plan_samples(
-    reading: Reading, shards: int | None, seed: int, *, may_be_endless: bool = False
+    reading: Reading,
+    shards: int | None,
+    seed: int,
+    steps: int | None = None,
+    *,
+    may_be_endless: bool = False,
 ) -> SamplePlan:
-    """Plan which samples are computed where; S may follow from the batch size."""
+    """Plan which samples are computed where; S may follow from the batch size.
+
+    `steps`: how many are needed of a sampler that may have no end.
+    """
     dataset, shuffle, sampler = reading.dataset, reading.shuffle, reading.sampler
-    batch_size = check_whole("batch_size", reading.batch_size, at_least=1)
+    if reading.batch_sampler is not None:
+        return _cut_plan(reading, reading.batch_sampler, shards, seed, steps)
+    batch_size, groups = check_whole("batch_size", reading.batch_size, at_least=1), reading.groups
     shards = default_shards(batch_size) if shards is None else shards
     length = length_of(dataset)
     if length == ENDLESS and not may_be_endless:
@@ -175,14 +189,65 @@ def plan_samples(
         shuffle = False
     if sampler is None or not length:
         shuffle = shuffle is None or bool(shuffle)
-        return SamplePlan(length, batch_size, shards, shuffle, seed)
+        return SamplePlan(length, batch_size, shards, shuffle, seed, groups=groups)
     if shuffle:
         raise ValueError(
             "`shuffle` must be left out where a `sampler` says the order, but is "
             f"{shuffle!r}: let the sampler shuffle."
         )
-    order = sampler if isinstance(sampler, EpochOrder) else EpochOrder(sampler, seed, length)
-    return SamplePlan(order.num_samples, batch_size, shards, False, seed, order.name, order)
+    needed = None if steps is None else steps * batch_size
+    order = sampler
+    if not isinstance(order, EpochOrder):
+        order = EpochOrder(sampler, seed, length, needed=needed)
+    num_samples = ENDLESS if order.is_endless else order.num_samples
+    return SamplePlan(
+        num_samples, batch_size, shards, False, seed, order.name, order, groups=groups
+    )
+
+
+def _cut_plan(
+    reading: Reading, batch_sampler: Sampler, shards: int | None, seed: int, steps: int | None
+) -> SamplePlan:
+    """Plan the batches that a batch sampler cuts."""
+    length = length_of(reading.dataset)
+    if is_stream(reading.dataset) or not length:
+        raise ValueError(
+            "a `batch_sampler` must be left out where samples have no numbers, as those of an "
+            "IterableDataset, or where there are none: let the dataset yield whole batches, or "
+            "give it `__getitem__` and `__len__`."
+        )
+    order = EpochOrder(batch_sampler, seed, length, in_batches=True, needed=steps)
+    starts = order.starts(0)
+    # As many samples as the dataset has are read in any case.
+    most = starts[: int((starts <= max(length, int(starts[1]))).sum())]
+    mean_size = int(most[-1]) // (len(most) - 1)
+    return SamplePlan(
+        ENDLESS if order.is_endless else order.num_samples,
+        mean_size,
+        default_shards(mean_size) if shards is None else shards,
+        False,
+        seed,
+        order.name,
+        order,
+        groups=reading.groups,
+        cuts=order,
+        starts=starts,
+    )
+
+
+def check_covers(plan: SamplePlan, length: int) -> None:
+    """Refuse batches of an evaluation that leave samples out, or take some twice."""
+    order = plan.order(0)
+    assert order is not None
+    counts = torch.bincount(order.clamp(max=length), minlength=length)
+    wrong = torch.where(counts[:length] != 1)[0]
+    if len(wrong) or len(counts) > length:
+        where = f"takes sample {int(wrong[0])} {int(counts[wrong[0]])} times"
+        raise ValueError(
+            f"evaluation must go over every sample of a dataset once, by its number, but the "
+            f"batch sampler {plan.sampler} {where}: let it give each once, or pass the samples "
+            f"that are meant with `torch.utils.data.Subset`."
+        )
 
 
 def no_epochs(name: str) -> ValueError:
@@ -214,17 +279,29 @@ def samples_now(plan: LoopPlan) -> dict[str, str]:
 
 
 def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
-    """Tell the order that a sampler says for an epoch apart from others; empty without one."""
+    """Tell the order that a sampler says for an epoch apart from others; empty without one.
+
+    One without an end was read as far as the call needs it, and another call reads more or less:
+    beginnings of it are told.
+    """
     if samples.sampler is None:
         return {}
-    return {f"the sampler's order of epoch {epoch}": samples.digest(epoch)}
+    whole = f"the sampler's order of epoch {epoch}"
+    if not samples.is_endless:
+        return {whole: samples.digest(epoch)}
+    order = samples.order(epoch)
+    assert order is not None
+    sizes = itertools.takewhile(
+        len(order).__ge__, (samples.batch_size << power for power in itertools.count())
+    )
+    return {f"the first {size} of {whole}": samples.digest(epoch, size) for size in sizes}
 
 
 def check_order(run: RunContext, samples: SamplePlan) -> None:
     """Refuse to go on in the midst of an epoch in another order than it has begun in."""
     position = run.kept.position
-    order = facts_of_order(samples, position.epoch)
-    if order and position.batch and run.kept.last.get("order", order) != order:
+    order, begun = facts_of_order(samples, position.epoch), run.kept.last.get("order", {})
+    if position.batch and any(begun.get(name, told) != told for name, told in order.items()):
         raise MismatchError(
             f"`sampler` must give the order again in which epoch {position.epoch} has begun, but "
             f"{samples.sampler} gives another: give it what it was given, or begin anew with "

@@ -36,6 +36,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     totals = plan.totals
     run.loop = f"loop {run.num_loops}, epochs={totals.epochs}, steps={totals.steps}"
     resume(run, plan)
+    plan.samples = plan.samples.at(run.kept.position.epoch)
     _fix_shards(run, plan.samples)
     if run.goes_on:
         run.kept.last.pop("stopped_at", None)

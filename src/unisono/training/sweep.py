@@ -31,7 +31,7 @@ from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import failure, raised
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
-from unisono.training.run_context import RunContext
+from unisono.training.run_context import RunContext, facts_of_order
 
 
 class Part(NamedTuple):
@@ -95,7 +95,7 @@ class Sweep:
                 epoch=0,
                 in_fork=reading.loader_workers > 0,
             )
-        facts = {"`batch_size`": plan.pass_size, **more}
+        facts = {"`batch_size`": plan.pass_size, **facts_of_order(plan, 0), **more}
         if self._digest is not None:
             facts["the digest of `model`"] = self._digest
         self.team.agree(facts, purpose, known=known, remedy=REMEDY)

@@ -187,6 +187,8 @@ class Trainer:
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
         drop_last: bool = False,
+        batch_sampler: Sampler | None = None,
+        groups: int = 1,
     ) -> Summary:
         """Train until the run has done `epochs` or `steps` in total; if it has, do nothing.
 
@@ -221,6 +223,12 @@ class Trainer:
             sampler: the order of samples: a function of (epoch, seed) that returns indices, equally
                 many in each epoch and the same on every worker; or one of torch's samplers.
             drop_last: whether samples behind the last full batch of an epoch are left out.
+            batch_sampler: the batches, of any sizes, in the place of `batch_size` and an order:
+                lists of indices, such as ``[[4, 0], [7, 2, 9]]``, as a list, as an object that
+                gives them anew in each epoch, or by a function of (epoch, seed). Or pass a
+                DataLoader that has one.
+            groups: how many neighbours in the order of samples stay together in a shard, such as
+                the answers to one prompt.
 
         Returns:
             The history of the run, a list with a dict for each epoch, which also has what this
@@ -238,7 +246,15 @@ class Trainer:
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        reading = Reading.of(dataset, batch_size, shuffle, sampler, drop_last=drop_last)
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            drop_last=drop_last,
+            batch_sampler=batch_sampler,
+            groups=groups,
+        )
         plan = self._context.plan_loop(reading, epochs, steps)
         if plan.samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule")

@@ -63,13 +63,10 @@ class BatchRows:
     """The rows of one global batch, by the shards that have some. Final."""
 
     def __init__(self, plan: SamplePlan, batch: int) -> None:
-        start, stop = plan.bounds(batch)
-        self.num_samples = stop - start
+        start, _ = plan.bounds(batch)
+        self.num_samples = plan.num_batch_samples(batch)
         self.shards = [shard for shard, size in enumerate(plan.shard_sizes(batch)) if size]
-        self._rows = {
-            shard: torch.arange(plan.first_position(batch, shard), stop, plan.shards) - start
-            for shard in self.shards
-        }
+        self._rows = {shard: plan.shard_positions(batch, shard) - start for shard in self.shards}
 
     def joined(self, features: Mapping[int, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """Put the rows of all shards into the order of the batch."""

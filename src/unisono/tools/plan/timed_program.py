@@ -84,9 +84,10 @@ class StepTimes:
     def _count(self, before: Callable[..., None], boundary: Boundary, *args: Any) -> None:
         position = boundary._kept.position
         step, batch = position.step, position.batch
-        before(boundary, *args)
         assert self._plan is not None
-        is_full = self._plan.num_batch_samples(batch) == self._plan.batch_size
+        plan = self._plan.at(position.epoch)
+        before(boundary, *args)
+        is_full = plan.cuts is not None or plan.num_batch_samples(batch) == plan.batch_size
         begun_s, *phases = boundary.engine.timers.times
         self._rows.append((step, is_full, [begun_s - self._ended_s, *phases]))
         self._ended_s = begun_s + sum(phases)

@@ -1,0 +1,155 @@
+"""What does a sampler give for an epoch? Indices, batches of them, or keys, read into flat memory.
+
+::
+
+    [[4, 0, 4], [7]]   ─►   indices 4 0 4 7,  starts 0 3 4        a batch sampler's
+    [("a", 1), …]      ─►   indices of hashes, and which key each stands for
+
+Eight bytes an index and eight a batch: less than lists take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.runtime.device import array_of
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The order of an epoch, as a sampler says it."""
+
+    indices: torch.Tensor  # int64 of shape (samples,)
+    starts: torch.Tensor  # where batches begin, and the end; int64 of shape (batches + 1,)
+    keys: Mapping[int, Any] | None = None  # what indices stand for; None: for themselves
+    is_endless: bool = False  # whether it goes on
+
+
+def read_samples(said: Any, at_most: int, at_least: int, argument: str, name: str) -> Taken:
+    """Read what a sampler gives, whatever holds the whole numbers or the keys.
+
+    Of one that goes on and on, `at_most` samples are taken, or `at_least`, if that is more.
+    """
+    if isinstance(said, (str, bytes)):
+        raise _no_samples(said, argument, name)
+    if isinstance(said, (list, tuple, range, np.ndarray, torch.Tensor)):
+        found, is_endless = said, False
+    else:
+        found, is_endless = _first(said, max(at_most, at_least), argument, name)
+    if not isinstance(found, (np.ndarray, torch.Tensor)) and len(found) and _is_key(found[0]):
+        numbers, keys = _numbered(found, argument, name)
+        return Taken(_as_tensor(numbers), _ends(len(numbers)), keys, is_endless)
+    indices = _as_array(found, argument, name)
+    return Taken(torch.from_numpy(indices), _ends(len(indices)), None, is_endless)
+
+
+def read_batches(said: Any, at_most: int, at_least: int, argument: str, name: str) -> Taken:
+    """Read what a batch sampler gives: batches, each of whole numbers or keys.
+
+    Of one that goes on and on, `at_most` batches are taken, and `at_least` so many samples.
+    """
+    try:
+        batches: Iterator[Any] = iter(said)
+    except TypeError:
+        raise _no_batches(said, argument, name) from None
+    flat, starts, keys = array("q"), array("q", [0]), dict[int, Any]()
+    for batch in batches:
+        if len(starts) > at_most and len(flat) >= at_least:
+            return Taken(_as_tensor(flat), _as_tensor(starts), keys or None, is_endless=True)
+        members = _members(batch, argument, name)
+        if members and (_is_key(members[0]) or keys):
+            if flat and not keys:
+                raise _no_batches(batch, argument, name)
+            members, more = _numbered(members, argument, name)
+            keys |= more
+        try:
+            flat.extend(members)
+        except (TypeError, OverflowError):
+            raise _no_batches(batch, argument, name) from None
+        starts.append(len(flat))
+    return Taken(_as_tensor(flat), _as_tensor(starts), keys or None)
+
+
+def _first(said: Any, at_most: int, argument: str, name: str) -> tuple[list[Any], bool]:
+    """Take so many at most, and tell whether there are more."""
+    try:
+        samples = iter(said)
+    except TypeError:
+        raise _no_samples(said, argument, name) from None
+    found = list(islice(samples, at_most))
+    return found, len(found) == at_most and next(samples, None) is not None
+
+
+def _members(batch: Any, argument: str, name: str) -> Any:
+    """Return a batch as something of a length, with Python's numbers in it."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        is_row = batch.ndim == 1 and not (
+            batch.dtype.is_floating_point
+            if isinstance(batch, torch.Tensor)
+            else batch.dtype.kind not in "iu"
+        )
+        if not is_row:
+            raise _no_batches(batch, argument, name)
+        return batch.tolist()
+    if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
+        raise _no_batches(batch, argument, name)
+    return batch if isinstance(batch, (list, tuple)) else list(batch)
+
+
+def _as_array(found: Any, argument: str, name: str) -> np.ndarray[Any, Any]:
+    try:
+        indices = array_of(found) if isinstance(found, torch.Tensor) else np.asarray(found)
+    except (TypeError, ValueError):
+        indices = np.array(None)
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+        raise _no_samples(found, argument, name)
+    return indices.astype(np.int64)
+
+
+def _is_key(sample: Any) -> bool:
+    """Tell whether a dataset is asked for a sample by something that is no number."""
+    return isinstance(sample, (str, bytes, tuple))
+
+
+def _numbered(samples: Iterable[Any], argument: str, name: str) -> tuple[list[int], dict[int, Any]]:
+    """Number keys by their hashes: the same in every process, whatever came before."""
+    numbers, keys = [], {}
+    for sample in samples:
+        if not _is_key(sample):
+            raise _no_samples(samples, argument, name)
+        told = hashlib.blake2b(repr(sample).encode(), digest_size=8).digest()
+        number = int.from_bytes(told, "little") >> 1
+        numbers.append(number)
+        keys[number] = sample
+    return numbers, keys
+
+
+def _as_tensor(numbers: Any) -> torch.Tensor:
+    flat = numbers if isinstance(numbers, array) else array("q", numbers)
+    return torch.frombuffer(flat, dtype=torch.int64) if len(flat) else torch.empty(0).long()
+
+
+def _ends(num_samples: int) -> torch.Tensor:
+    return torch.tensor([0, num_samples]) if num_samples else torch.tensor([0])
+
+
+def _no_samples(said: Any, argument: str, name: str) -> TypeError:
+    return TypeError(
+        f"{argument} must give whole numbers in one row: a list, a tensor or an array, or keys "
+        f"that are texts or tuples, but {name} gives {said!r:.200}."
+    )
+
+
+def _no_batches(said: Any, argument: str, name: str) -> TypeError:
+    return TypeError(
+        f"{argument} must give batches, each a list of whole numbers or of keys that are texts or "
+        f"tuples, but {name} gives {said!r:.200}."
+    )
