@@ -161,3 +161,108 @@ def test_digests_tell_orders_apart_and_plans_with_a_function_made_anew_are_equal
     assert SamplePlan(4, 4, 2).digest(0) == ""
     assert said([1, 2]) == said([2, 1])
     assert said([1, 2]) != said([1, 2, 3])
+
+
+# What a batch sampler cuts
+
+
+class Cuts:
+    """Batches of these sizes, in epoch e from the e-th size on."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def starts(self, epoch):
+        return torch.tensor([0, *self.sizes[epoch:]]).cumsum(0)
+
+    def num_batches(self, epoch):
+        return len(self.sizes) - epoch
+
+
+def cut(sizes, shards, **options):
+    cuts = Cuts(sizes)
+    order = torch.arange(sum(sizes)) * 10
+    plan = SamplePlan(
+        sum(sizes),
+        max(1, sum(sizes) // len(sizes)),
+        shards,
+        shuffle=False,
+        sampler="cut",
+        order_of=lambda epoch: order[: sum(sizes[epoch:])],
+        cuts=cuts,
+        **options,
+    )
+    return plan.at(0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shards", "groups", "expected"),
+    [
+        ([4, 1, 2], 3, 1, [[[0, 3], [1], [2]], [[4], [], []], [[5], [6], []]]),
+        ([6, 2], 2, 2, [[[0, 1, 4, 5], [2, 3]], [[6, 7], []]]),
+        ([5], 2, 3, [[[0, 1, 2], [3, 4]]]),
+        ([7], 3, 2, [[[0, 1, 6], [2, 3], [4, 5]]]),
+        ([1, 1], 1, 1, [[[0]], [[1]]]),
+    ],
+)
+def test_every_batch_of_a_batch_sampler_begins_with_the_first_shard(
+    sizes, shards, groups, expected
+):
+    plan = cut(sizes, shards, groups=groups)
+    assert plan.steps_per_epoch == len(sizes)
+    for batch, parts in enumerate(expected):
+        found = [plan.shard_positions(batch, shard).tolist() for shard in range(shards)]
+        assert found == parts
+        assert plan.shard_sizes(batch) == [*map(len, parts)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [(0, [[0, 1], [2, 3]]), (1, [[4, 5], [6, 7]]), (2, [[8, 9], []])],
+)
+def test_groups_of_one_size_take_turns_as_samples_do(batch, expected):
+    plan = SamplePlan(10, 4, 2, shuffle=False, groups=2)
+    assert [plan.shard_indices(None, batch, shard).tolist() for shard in (0, 1)] == expected
+
+
+sizes_of_batches = st.lists(st.integers(1, 9), min_size=1, max_size=9)
+
+
+@given(sizes_of_batches, st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_shards_of_batches_of_all_sizes_are_the_batches(sizes, shards, groups, in_blocks):
+    plan = cut(sizes, shards, groups=1 if in_blocks else groups, in_blocks=in_blocks)
+    order, seen = plan.order(0), {shard: [] for shard in range(shards)}
+    for batch in range(plan.steps_per_epoch):
+        start, stop = plan.bounds(batch)
+        parts = [plan.shard_positions(batch, shard) for shard in range(shards)]
+        assert sorted(torch.cat(parts).tolist()) == [*range(start, stop)]
+        assert plan.shard_sizes(batch) == [len(part) for part in parts]
+        assert [plan.shard_size(batch, v) for v in range(shards)] == plan.shard_sizes(batch)
+        assert plan.num_batch_samples(batch) == stop - start
+        for shard, part in enumerate(parts):
+            assert plan.shard_indices(order, batch, shard).tolist() == order[part].tolist()
+            seen[shard] += part.tolist()
+            if len(part):
+                assert plan.first_position(batch, shard) == part[0]
+    for shard, positions in seen.items():
+        assert plan.positions(shard).tolist() == positions
+        assert plan.indices(0, shard).tolist() == order[positions].tolist()
+    if in_blocks:
+        assert [len(each) for each in plan.passes()] == sizes
+        assert torch.equal(torch.cat([*plan.passes()]), order)
+
+
+@given(sizes_of_batches)
+def test_epochs_of_other_lengths_are_counted_as_they_are(sizes):
+    plan = cut(sizes, 2)
+    for epoch in range(len(sizes)):
+        assert plan.at(epoch).steps_per_epoch == len(sizes) - epoch
+        assert plan.at(epoch).bounds(0) == (0, sizes[epoch])
+        assert plan == plan.at(epoch)
+    assert plan.steps_between(0, len(sizes)) == sum(range(1, len(sizes) + 1))
+    assert plan.steps_between(len(sizes), 0) == -plan.steps_between(0, len(sizes))
+
+
+def test_digests_tell_cuts_apart_and_beginnings_are_those_of_longer_orders():
+    assert cut([2, 2], 1).digest(0) != cut([1, 3], 1).digest(0)
+    assert cut([2, 2], 1).digest(0, 2) == cut([2, 5], 1).digest(0, 2) != cut([1, 3], 1).digest(0, 2)

@@ -55,10 +55,11 @@ class FoundCheckpoint:
 
 
 class _Runs:
-    """How many runs of this process have begun in one directory. Final."""
+    """How many runs of this process have begun in one directory, and as what. Final."""
 
     def __init__(self, directory: str) -> None:
         self.num_begun = 0
+        self.begun_as: set[str] = set()
 
 
 class Checkpoints:
@@ -86,6 +87,8 @@ class Checkpoints:
         self._place: FileId | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
         self._misses_end = False  # and that was told
+        # Whether earlier runs of this process have begun in the directory, all otherwise.
+        self.is_another: bool | None = None
         self._is_open = False  # the URL is, if this worker has opened it
         # The newest checkpoint, read and told once, if it is of a later loop than the first.
         self._ahead: tuple[Snapshot, CheckpointEntry, list[CheckpointEntry]] | None = None
@@ -99,10 +102,12 @@ class Checkpoints:
     def _run_directory(self) -> RunDirectory:
         return RunDirectory(self.directory, self._saving.keep)
 
-    @property
-    def is_second(self) -> bool:
-        """Whether an earlier run of this process has begun in the directory."""
-        return self._num_seen > 1
+    def note_beginning(self, begins_as: str) -> None:
+        """Compare what this run begins with to what earlier ones of the process began with here."""
+        if self.is_another is None:
+            earlier = self._runs.begun_as
+            self.is_another = bool(earlier) and begins_as not in earlier
+            earlier.add(begins_as)
 
     def _look_at_runs(self) -> None:
         self._runs = per_process(_Runs, os.path.realpath(self.directory))

@@ -43,7 +43,8 @@ from unisono.training.computing import (
     tf32_in_words,
 )
 
-_OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
+LENGTH = "dataset length"
+_OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", LENGTH)
 _OTHER_FINGERPRINT = (
     "this machine computes other bits than the one of the checkpoint, although both say that they "
     "are {!r} (fingerprint {:.20} there, {} here)"
@@ -71,7 +72,7 @@ def identity(
         "batch_size": plan.batch_size,
         "sampler": plan.sampler,
         "shuffle": plan.shuffle,
-        "dataset length": None if plan.is_endless else plan.num_samples,
+        LENGTH: length_told(plan),
         **switches_of(device),
         **fixed,
         "threads": threads_per_worker(),
@@ -79,6 +80,11 @@ def identity(
         "processor": device.facts,
         **({FINGERPRINT: fingerprint_of(device)} if is_kept else {}),
     }
+
+
+def length_told(plan: SamplePlan) -> int | None:
+    """Say how many samples an epoch has, in the run's identity; None where nobody knows."""
+    return None if plan.is_endless else plan.num_samples
 
 
 def switches_of(device: Device) -> dict[str, str]:
@@ -144,26 +150,38 @@ def compare(
                 f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: pass "
                 f'the old value{until}, {way}another `directory`, or `Checkpoint(resume="never")`.'
             )
-        if name == SAMPLES and "dataset length" in differ:
-            continue  # others are compared where there are more
         if name == SAMPLES:
-            there = old[name] if isinstance(old[name], dict) else {}
-            others = [key for key in value if there.get(key, value[key]) != value[key]]
-            told = [_OTHER_DATA.format(key, there[key], value[key]) for key in others[:1]]
-            if told and not takes_program:
-                raise CheckpointError(
-                    f"a run that resumes must have the data of its checkpoint, but {told[0]}: pass "
-                    f'a directory for each dataset, such as `directory=f"runs/{{fold}}"`, '
-                    f'`Checkpoint(options="program")` to train on with this one, or '
-                    f'`Checkpoint(resume="never")` to begin anew.'
-                )
-        elif name == FINGERPRINT:
+            continue  # see `other_data`
+        if name == FINGERPRINT:
             is_news = value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT)
             told = [_OTHER_FINGERPRINT.format(new["processor"], old[name], value)] * bool(is_news)
         else:
             told = [f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now"]
         warnings += [f"{line}{_OTHER_BITS}" for line in told]
     return warnings
+
+
+def other_data(old: Mapping[str, Any], new: Mapping[str, Any], *, takes_program: bool) -> str:
+    """Say how a run's data are not those of the checkpoint that it resumes from; empty if they are.
+
+    Raises CheckpointError unless the program's are taken.
+    """
+    there, here = old.get(SAMPLES), new.get(SAMPLES)
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return ""
+    if old.get(LENGTH) != new.get(LENGTH):
+        return ""  # others are compared where there are more
+    others = [key for key in here if there.get(key, here[key]) != here[key]]
+    if not others:
+        return ""
+    told = _OTHER_DATA.format(others[0], there[others[0]], here[others[0]])
+    if takes_program:
+        return f"{told}{_OTHER_BITS}"
+    raise CheckpointError(
+        f"a run that resumes must have the data of its checkpoint, but {told}: pass a directory "
+        f'for each dataset, such as `directory=f"runs/{{fold}}"`, `Checkpoint(options="program")` '
+        f'to train on with this one, or `Checkpoint(resume="never")` to begin anew.'
+    )
 
 
 _SEED = 20

@@ -23,18 +23,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.nn.parameter import is_lazy
+
 from unisono.engine.exchange.choice import chosen
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import Snapshot, bytes_at_most
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.run_directory import name_of
+from unisono.runtime.held import hashed
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
 from unisono.training.failures import heard_by_all
-from unisono.training.identity import SAMPLES, identity
+from unisono.training.identity import LENGTH, SAMPLES, identity, length_told, other_data
 from unisono.training.loop_plan import LoopPlan
+from unisono.training.options import OF_PROGRAM
 from unisono.training.run_context import RunContext, samples_seen
 
 
@@ -52,6 +56,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         checkpoints.take_turn()
         return
     kept.recorded.look()
+    begins_as = _told(run)
     settle_directory(run)
     found: FoundCheckpoint | None = None
 
@@ -81,24 +86,40 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         )
         if not is_ahead:
             run.plan = plan.samples
+            _check_data(run, plan, answer["data"])
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
-    if checkpoints.is_second and "path" in answer and not is_ahead:
-        _check_goes_on(run, plan)
+    checkpoints.note_beginning(begins_as)
+    if checkpoints.is_another and "path" in answer and not is_ahead and run.is_over(plan.totals):
+        _refuse_anothers_weights(checkpoints.directory)
 
 
-def _check_goes_on(run: RunContext, plan: LoopPlan) -> None:
+def _check_data(run: RunContext, plan: LoopPlan, there: Mapping[str, Any]) -> None:
+    """Refuse other data than those of the checkpoint, unless the program's are to be taken."""
+    here = {SAMPLES: samples_seen(run, plan), LENGTH: length_told(plan.samples)}
+    if line := other_data(there, here, takes_program=run.options.saving.options == OF_PROGRAM):
+        run.say_once(line)
+
+
+def _told(run: RunContext) -> str:
+    """Tell apart what runs begin with: the first weights of each parameter, and options."""
+    named = run.kept.model.named_parameters()
+    few = {name: each.detach().reshape(-1)[:_FEW] for name, each in named if not is_lazy(each)}
+    groups = run.kept.optimizer.param_groups
+    return hashed([few, [{**group, "params": len(group["params"])} for group in groups]])
+
+
+def _refuse_anothers_weights(directory: Path) -> None:
     """Refuse to give what another trainer of the program has trained as this one's.
 
     Whoever runs a cell again, or types, sees that there was nothing to do.
     """
-    if not run.is_over(plan.totals) or in_notebook() or hasattr(sys, "ps1"):
+    if in_notebook() or hasattr(sys, "ps1"):
         return
-    assert run.checkpoints is not None
     raise CheckpointError(
-        f"`directory` must be one trainer's alone, but an earlier one of this program has trained "
-        f"in {run.checkpoints.directory} as far as this one is to come, so this one would train "
-        f"nothing and have the other's weights: pass a directory for each, such as "
-        f'`directory=f"runs/{{fold}}"`.'
+        f"`directory` must be one trainer's alone, but an earlier one of this program, which began "
+        f"with other weights or options, has trained in {directory} as far as this one is to come, "
+        f"so this one would train nothing and have the other's weights: pass a directory for each, "
+        f'such as `directory=f"runs/{{fold}}"`.'
     )
 
 
@@ -130,6 +151,7 @@ def _find(
     answer |= {name: facts[name] for name in ("position", "last")}
     held = {name: file.place for name, file in found.snapshot.files.items()}
     answer |= {"path": found.path, "is_ahead": found.is_ahead, "held": held}
+    answer["data"] = {name: facts["identity"].get(name) for name in (SAMPLES, LENGTH)}
     shards = facts["identity"].get("shards")
     return answer | {"shards": shards if type(shards) is int else plan.samples.shards}, found
 
@@ -163,6 +185,7 @@ def _put_back(
 
 
 _PURPOSE = "run directory"
+_FEW = 64  # of a parameter
 
 
 def settle_directory(run: RunContext) -> None:

@@ -1,0 +1,50 @@
+"""Batches of a batch sampler have one digest, whatever carries the gradients."""
+
+import functools
+
+import pytest
+from tests.chaos.exchanges import EXCHANGES, device_of, install, skip_without, variables_of
+from tests.data import in_batches
+
+import unisono
+
+CASES = ("tokens", "growing", "poisson")
+
+
+def train_there(device, steps=20, directory=None):
+    install(device)
+    return [
+        in_batches.train(
+            kind, steps=steps, device=device, directory=directory and f"{directory}/{kind}"
+        )[0]
+        for kind in CASES
+    ]
+
+
+@functools.cache
+def in_shared_memory(steps=20):
+    found = train_there("cpu", steps)
+    assert len(set(found)) == len(CASES)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_batches_of_all_sizes_have_one_digest_on_every_exchange(monkeypatch, exchange, workers):
+    skip_without(exchange)
+    for variable, value in variables_of(exchange).items():
+        monkeypatch.setenv(variable, value)
+    found = unisono.launch(train_there, device_of(exchange), workers=workers)
+    assert found == [in_shared_memory()] * workers
+
+
+@pytest.mark.slow
+def test_a_run_over_batches_goes_on_with_every_other_exchange(monkeypatch, tmp_path):
+    for leg, exchange in enumerate(("shared", "staged", "gloo", "zero", "shared")):
+        for variable, value in variables_of(exchange).items():
+            monkeypatch.setenv(variable, value)
+        steps, workers = 4 * leg + 4, leg % 3 + 1
+        there = functools.partial(train_there, directory=str(tmp_path))
+        found = unisono.launch(there, device_of(exchange), steps, workers=workers)
+        assert found == [in_shared_memory(steps)] * workers, exchange
