@@ -9,9 +9,10 @@ descriptor may mean something else by now, so whoever opens one checks what it i
 Which processes must not outlive the one that has started them? The kernel sees to it, with SIGKILL,
 so it also reaches one that has been stopped, that computes for ever or has only begun to load::
 
-    launcher ── starts ──► server           killed when the thread that has started it ends
+    launcher ── starts ──► server           woken when the thread that has started it ends, and ends
     server   ── forks ──► worker            killed when its parent ends
     worker   ── forks ──► loader process    the same
+    worker   ── starts ──► any other        adopted by the server, which kills it at the end
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from unisono.runtime.notices import say, shown
@@ -173,6 +175,10 @@ def thread_time_ns(pid: int) -> int:
 
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# In the environment of what Unisono starts to finish by itself, such as the process of the loggers.
+OUTLIVES = {"UNISONO_OUTLIVES": "1"}
+_GONE_WITHIN_S, _LOOK_AGAIN_S = 5.0, 0.005
 
 
 def die_with(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
@@ -183,6 +189,62 @@ def die_with(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent_pid
+
+
+def adopt_orphans() -> None:
+    """Have this process become the parent of what its descendants leave behind. prctl(2)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def thread_has_ended(pid: int, thread: int) -> bool:
+    """Tell whether a thread of a process has ended."""
+    stat = parse_stat(read_text(Path(f"/proc/{pid}/task/{thread}/stat")))
+    return stat is None or stat.has_ended
+
+
+def below(pid: int) -> Iterator[int]:
+    """List what a process has started, what that has, and so on; psutil would read all of /proc."""
+    for thread in _listed(f"/proc/{pid}/task"):
+        for word in read_text(Path(f"/proc/{pid}/task/{thread}/children")).split():
+            yield from below(int(word))
+            yield int(word)
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """Read the variables that a process was started with; empty where that is not allowed."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+    return {}
+
+
+def kill_below(pid: int, *, started_by: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Kill what is :func:`below` a process, and return once it is gone.
+
+    Only what has the variables `started_by`, and nothing that is to outlive the run.
+    """
+    until_s = time.monotonic() + _GONE_WITHIN_S
+    while found := [one for one in below(pid) if _is_to_go(one, started_by)]:
+        for one in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(one, signal.SIGKILL)
+        if time.monotonic() > until_s:  # one that waits for a disk, or belongs to somebody else
+            return
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _is_to_go(pid: int, started_by: Mapping[str, str]) -> bool:
+    stat = read_stat(pid)
+    if stat is None or stat.has_ended:
+        return False
+    environ = environ_of(pid).items()
+    return started_by.items() <= environ and not OUTLIVES.items() <= environ
+
+
+def _listed(folder: str) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
 
 
 _PAUSE_S, _PAUSE_AT_MOST_S = 0.01, 0.5

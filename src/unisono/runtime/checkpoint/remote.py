@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from unisono.errors import CheckpointError
 from unisono.runtime.notices import say, shown
 from unisono.runtime.plainfile import open_plain
-from unisono.runtime.procfs import NotThereError, wait_for
+from unisono.runtime.procfs import OUTLIVES, NotThereError, wait_for
 from unisono.runtime.signals import signals_held_back
 from unisono.runtime.timeouts import REMOTE
 
@@ -99,6 +99,7 @@ def start_copying(folder: str, work: Mapping[str, Any]) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the program
+            env={**os.environ, **OUTLIVES},
         )
     assert process.stdin is not None, "a pipe"
     # In the environment, all processes could read it.

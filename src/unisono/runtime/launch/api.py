@@ -28,6 +28,7 @@ from unisono.runtime.launch.recovery import RESTARTS
 from unisono.runtime.launch.report import exit_status, failure_message, interrupt_message
 from unisono.runtime.launch.supervise import JobResult, supervise
 from unisono.runtime.notices import say
+from unisono.runtime.procfs import adopt_orphans, kill_below
 from unisono.runtime.signals import (
     AGENT_ENDED,
     ENDING_SIGNALS,
@@ -144,12 +145,14 @@ def launch(
 def run(job: Job) -> int:
     """Run a script or module on workers and return the exit status of it all."""
     ending = (*ENDING_SIGNALS, AGENT_ENDED) if job.hosts else ENDING_SIGNALS
+    adopt_orphans()  # of the server, too, should it be killed
     with signals_as_bytes(ending) as signals:
         server = ForkServer.start(job.environ)
         try:
             state = supervise(server, job, signals).state
         finally:
             server.kill()
+            kill_below(os.getpid())
     if state.interrupted_by is not None:
         say(interrupt_message(state, job.num_workers))
     elif state.cause is not None:
@@ -167,6 +170,7 @@ def _supervised(job: Job) -> JobResult:
             server.kill()
             raise
         if ended.server_is_usable:
+            server.kill_all_below()  # what workers have left behind
             server_pool().give_back(server)
         else:
             server.kill()

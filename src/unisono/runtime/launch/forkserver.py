@@ -5,6 +5,8 @@
 
 Invariant: one thread, so that forking is safe; no worker outlives it and it does not outlive its
 launcher (the kernel sees to both, with parent-death signals; and it sees the end of the channel).
+Nor does what a worker has started: the server adopts what workers leave behind. A signal wakes it
+when its launcher ends, even while it is stopped, and it takes everything below it along.
 
 The launcher keeps a server for the next job of the same thread, with which the kernel ends it, as
 loading torch is the dear part. A job that finds none idle, or one whose environment no longer fits,
@@ -23,18 +25,21 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from unisono.runtime.procfs import die_with
+from unisono.runtime.procfs import adopt_orphans, die_with, kill_below, thread_has_ended
 from unisono.runtime.signals import ENDING_SIGNALS, signals_held_back
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.launcher_messages import Channel
+from unisono.runtime.workers.supervisor import PID_VARIABLE
 from unisono.runtime.world import per_process
 
 # Native libraries read these when they are loaded, so a running server cannot follow a change.
@@ -52,6 +57,7 @@ _OVERRIDES = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+_SEEN_WITHIN_S = 0.2
 # The working folder must not shadow modules while torch loads; workers get a sys.path of their own.
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
@@ -74,7 +80,8 @@ class ForkServer:
         ours, theirs = Channel.pair()
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         package_folder = str(Path(__file__).resolve().parents[3])
-        arguments = [package_folder, str(theirs.fileno()), str(os.getpid())]
+        here = os.getpid(), threading.get_native_id()
+        arguments = [package_folder, str(theirs.fileno()), *map(str, here)]
         with signals_held_back():
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _START, *arguments],
@@ -104,8 +111,14 @@ class ForkServer:
         """Wait for the server's end and return its exit status."""
         return self._process.wait()
 
+    def kill_all_below(self) -> None:
+        """End every worker at once, and whatever workers have started."""
+        if self._process.poll() is None:  # else its number may be another's by now
+            kill_below(self.pid)
+
     def kill(self) -> None:
-        """End the server and with it every worker at once."""
+        """End the server and all below it at once."""
+        self.kill_all_below()
         self._process.kill()
         self._process.wait()
         self.channel.close()
@@ -164,9 +177,20 @@ PRELOADED = (
 )
 
 
-def main(channel_fd: int, launcher_pid: int) -> NoReturn:
+def main(channel_fd: int, launcher_pid: int, launcher_thread: int) -> NoReturn:
     """Load torch, then serve until the launcher is gone."""
-    if not die_with(launcher_pid):
+
+    def look(signum: int, frame: FrameType | None) -> None:
+        """End with the launcher; a shell that continues a job sends the same signal."""
+        until_s = time.monotonic() + _SEEN_WITHIN_S
+        while time.monotonic() < until_s:  # the kernel sends it while the thread is about to end
+            if os.getppid() != launcher_pid or thread_has_ended(launcher_pid, launcher_thread):
+                _end_all()
+            time.sleep(0.01)
+
+    adopt_orphans()
+    signal.signal(signal.SIGCONT, look)
+    if not die_with(launcher_pid, signal.SIGCONT):
         os._exit(0)
     for signum in ENDING_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
@@ -175,6 +199,11 @@ def main(channel_fd: int, launcher_pid: int) -> NoReturn:
     channel = Channel.from_fd(channel_fd)
     load()
     _Server(channel).serve()
+
+
+def _end_all() -> NoReturn:
+    kill_below(os.getpid())
+    os._exit(0)
 
 
 def load() -> None:
@@ -223,7 +252,7 @@ class _Server:
             if self._wakeup in ready:
                 self._wakeup.recv(4096)
             self._reap()
-        os._exit(0)  # and the kernel ends its workers
+        _end_all()
 
     def _fork(self, wanted: messages.ForkWorker) -> None:
         server_pid = os.getpid()
@@ -244,6 +273,7 @@ class _Server:
     def _let_go_of_all(self) -> None:
         """Close what is the server's, in a fork of it."""
         signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
         for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
             owned.close()
         # Those of later ranks, whose requests came while torch was loading.
@@ -252,12 +282,17 @@ class _Server:
                 os.close(fd)
 
     def _reap(self) -> None:
-        while self._rank_of_pid:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            rank = self._rank_of_pid.pop(pid)
-            self._tell(messages.WorkerExited(rank, os.waitstatus_to_exitcode(status)))
+        with suppress(ChildProcessError):  # there is none
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                # Else it is what a worker has left behind.
+                if (rank := self._rank_of_pid.pop(pid, None)) is not None:
+                    exit_code = os.waitstatus_to_exitcode(status)
+                    if exit_code:  # its replacement may need what they hold
+                        kill_below(os.getpid(), started_by={PID_VARIABLE: str(pid)})
+                    self._tell(messages.WorkerExited(rank, exit_code))
 
     def _tell(self, message: messages.FromServer) -> None:
         try:

@@ -28,6 +28,7 @@ from typing import IO, Any, ClassVar
 
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain
+from unisono.runtime.procfs import OUTLIVES
 from unisono.runtime.timeouts import LOGGER
 from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit
@@ -183,6 +184,7 @@ class Loggers(Callback):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the program
+                env={**os.environ, **OUTLIVES},
                 bufsize=0,
                 pass_fds=[fd],
             )
