@@ -276,3 +276,10 @@ def test_a_name_is_escaped_for_a_plot():
 )
 def test_a_value_is_shown_in_few_words(found, shown):
     assert text.value(found) == shown
+
+
+def test_the_commands_move_the_finished_run_aside(tmp_path, small_library):
+    history = gather(write_run(tmp_path / "a run", slow=None))
+    page = report(history)
+    moved = f"mv &#39;{tmp_path}/a run&#39; &#39;{tmp_path}/a run-before&#39;\n"
+    assert moved in page

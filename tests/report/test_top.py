@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,3 +192,20 @@ def test_on_a_terminal_it_waits_for_a_run_and_ends_with_it(tmp_path):
         write_run(tmp_path, run_lines(num_steps=40))
         read_until(terminal, b"digest 0123456789abcdef")
         assert process.wait() == 0
+
+
+def test_a_directory_that_no_run_has_made_yet_is_waited_for(tmp_path, monkeypatch, capsys):
+    from unisono.tools.report import top
+
+    looked = []
+    monkeypatch.setattr(top, "_show_live", lambda watch, console: looked.append(watch.look()))
+    monkeypatch.setattr(top, "draw", lambda view, console: "")
+    console = SimpleNamespace(
+        file=SimpleNamespace(isatty=lambda: True), is_dumb_terminal=False, print=lambda *_: None
+    )
+    top.show(tmp_path / "not yet", console, once=False)
+    assert "waiting for" in capsys.readouterr().err
+    assert looked[0].condition is Condition.AWAITED
+    (tmp_path / "a file").touch()
+    with pytest.raises(ValueError, match="DIRECTORY must be a run's folder"):
+        top.show(tmp_path / "a file", console, once=False)

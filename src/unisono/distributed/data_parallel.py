@@ -13,7 +13,8 @@ from torch.nn.parallel import DataParallel as TorchDataParallel
 from unisono.distributed.chunks import Inputs, count_chunks, cut, join, places
 from unisono.distributed.module_replica import Original, aliases, refuse_compiled, through_gate
 from unisono.plan.seeds import seed_of
-from unisono.runtime.device import HOST, Device, read_name
+from unisono.runtime.device import HOST, Device, notices, read_name
+from unisono.runtime.notices import say
 
 _STREAM = "DataParallel"
 _TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
@@ -67,8 +68,9 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     Args:
         module: the module; it must be on the first device when it is called.
         device_ids: numbers of accelerators, or torch devices of one type; one device may be listed
-            several times. None: all accelerators; if there is none, the module is called on the
-            CPU, in chunks if `shards` is given.
+            several times. Where there are no accelerators, each number is the CPU. None: all
+            accelerators; if there is none, the module is called on the CPU, in chunks if `shards`
+            is given.
         output_device: the device of the outputs; by default the first one. -1 is the CPU.
         dim: the dimension of tensors along which samples are stacked.
         shards: the maximum number of chunks of a batch; by default the number of devices.
@@ -265,11 +267,10 @@ def read_device(argument: str, name: Name) -> torch.device:
             return _HOST
         kind = accelerator()
         if kind is None:
-            raise ValueError(
-                f"`{argument}` must name devices that are there, but has {name}, and torch finds "
-                f'no accelerator on this machine: pass `["cpu", "cpu"]` to compute on the CPU, or '
-                f"None."
-            )
+            if "no accelerator" not in notices():
+                notices().add("no accelerator")
+                say("torch finds no accelerator here, so DataParallel's devices are the CPU")
+            return _HOST
         return _there(argument, torch.device(kind, name))
     device = read_name(name, argument)  # type: ignore[arg-type]  # True, say
     if device.type == _HOST.type:

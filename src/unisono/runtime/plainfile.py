@@ -61,6 +61,17 @@ def open_in(folder: int, path: Path, flags: int) -> int:
     return fd
 
 
+def path_given(path: str | os.PathLike[str]) -> Path:
+    """Return a path that somebody has passed, with ``~`` as a home folder, as shells read it."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"`~` must stand for a home folder that is known here, but for {shown(path, 1000)} "
+            f"none is: set HOME, or write the folder out."
+        ) from None
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file beside its name, and give it that name once it is whole and on the disk.

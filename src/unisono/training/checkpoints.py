@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +37,8 @@ from unisono.runtime.checkpoint.run_directory import (
 from unisono.runtime.checkpoint.sealed import HeldAt, Sealed
 from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
+from unisono.runtime.notices import plural
+from unisono.runtime.plainfile import path_given
 from unisono.runtime.timeouts import REMOTE
 from unisono.runtime.workers.job_store import num_restarts
 from unisono.runtime.workers.team import Team
@@ -77,7 +80,7 @@ class Checkpoints:
         # None: only at the end
         self.every = None if saving.every is None else Every.read(saving.every)
         # The program may go to another folder before the first loop.
-        self.directory = (local_folder(self.url) if self.url else Path(directory)).absolute()
+        self.directory = (local_folder(self.url) if self.url else path_given(directory)).absolute()
         self._look_at_runs()
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
@@ -143,23 +146,28 @@ class Checkpoints:
         identity: Mapping[str, Any],
         at_most: Mapping[str, int],
         loop: str,
+        fits: Callable[[Snapshot], None],
     ) -> FoundCheckpoint | None:
         """Find the checkpoint to go on from, for the loop that is about to begin; the leader does
         it.
+
+        `fits` refuses one of another model before anything is said of the rest.
         """
         self.take_turn()
         self._claim()
+        self._check_place()
         if self._saving.resume == "never":
             self.set_aside(-1)
             return None
         snapshot, entry, passed_over = self._ahead or self._run_directory.newest(
             Snapshot.from_files, at_most
         )
+        if passed_over and entry is None:
+            raise _all_damaged(self._run_directory, passed_over)
         for other in passed_over:
             self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
-            self.set_aside(-1)
-            if num_restarts(os.environ) and not passed_over:
+            if num_restarts(os.environ):
                 self._say(
                     f"the job was started again, but {self.directory} has no checkpoint to go on "
                     f"from: the run begins anew. Let `directory` have the same name in each start, "
@@ -179,6 +187,7 @@ class Checkpoints:
             self._ahead = snapshot, entry, []
             return self._end_of_loop(end) or FoundCheckpoint(str(entry.path), snapshot, True)
         self._ahead = None
+        fits(snapshot)
         for warning in compare(
             snapshot.facts["identity"],
             identity,
@@ -216,6 +225,7 @@ class Checkpoints:
     def held_here(self) -> dict[int, str]:
         """Tell, as the first of a host with its own directory, its whole checkpoints' digests."""
         self._claim()
+        self._check_place()
         found = [] if self._saving.resume == "never" else self._run_directory.entries()
         return {one.step: digest_of_state(one.path) for one in found if not one.trouble}
 
@@ -329,7 +339,23 @@ class Checkpoints:
             await_answer(self.directory, work)
             self._is_open = True
 
+    def _check_place(self) -> None:
+        """Raise an OSError where nothing can be written; what fails later is survived."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=self.directory).close()
+
     def _claim(self, remote: Mapping[str, Any] | None = None) -> None:
         """Keep other jobs out of the directory as long as this one lasts."""
         if not self._team.supervisor.lock_directory(str(self.directory), remote):
             self._writer.hold(self.directory, remote)
+
+
+def _all_damaged(found: RunDirectory, entries: Sequence[CheckpointEntry]) -> CheckpointError:
+    newest, others = entries[0], len(entries) - 1
+    also = f", nor can the {plural(others, 'older one')}" if others else ""
+    return CheckpointError(
+        f"a run must resume from a checkpoint that is whole, but the newest in {found.folder}, "
+        f"{newest.path.name}, cannot be used ({newest.trouble.removesuffix('.')}){also}: restore "
+        f"one from a copy, pass an empty `directory`, or begin anew with "
+        f'`Checkpoint(resume="never")`, which sets them aside.'
+    )

@@ -14,6 +14,7 @@ be a new machine. The run goes on from the newest checkpoint that all have, with
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ from torch.nn.parameter import is_lazy
 from unisono.engine.exchange.choice import chosen
 from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.state.optimizers import is_elementwise
-from unisono.engine.state.saved import Snapshot, bytes_at_most
+from unisono.engine.state.saved import Snapshot, bytes_at_most, check_fits
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.run_directory import name_of
 from unisono.runtime.held import hashed
@@ -134,7 +135,12 @@ def _find(
         del here["shards"]  # the checkpoint's are taken
     try:
         found = checkpoints.find(
-            plan.samples, plan.totals, here, bytes_at_most(kept.model), run.loop
+            plan.samples,
+            plan.totals,
+            here,
+            bytes_at_most(kept.model),
+            run.loop,
+            functools.partial(check_fits, model=kept.model, optimizer=kept.optimizer),
         )
     except OSError as error:
         raise CheckpointError(

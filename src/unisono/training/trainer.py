@@ -366,17 +366,18 @@ class Trainer:
             return predictor.once(self._context.replicated_calls)
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
-        """Write the weights as safetensors, under the plain model's names.
+        """Write the weights under the plain model's names: as safetensors, or as a state dict of
+        `torch.save` where `path` ends in .pt, .pth, .bin, .ckpt or .pkl.
 
         Any rank may call it, alone or with others, between loops and in callbacks; when it returns,
         the file is there. If several do, each writes it whole, with the same bytes.
 
         Args:
-            path: the file; a reader finds the old one or the whole new one.
+            path: the file; a reader finds the old one or the whole new one. Its folder is made.
             model: see :meth:`evaluate`.
 
         Raises:
-            OSError: the folder does not exist or cannot be written.
+            OSError: the folder cannot be made or written.
             ValueError: there are weights that no such file can hold.
         """
         save_weights(self.run.model if model is None else checked(model), path)

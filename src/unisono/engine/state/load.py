@@ -32,8 +32,9 @@ from unisono.runtime.checkpoint.sealed import CHUNK_BYTES, Sealed
 from unisono.runtime.device import HOST, is_on_host
 from unisono.runtime.dtypes import CODES
 from unisono.runtime.notices import named, shown
-from unisono.runtime.plainfile import written_whole
+from unisono.runtime.plainfile import path_given, written_whole
 
+TORCHS_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _NAMES_AT_MOST = 4  # in a message
 _NOT_OF_THE_MODEL = "optimizer."  # parameters that only the optimizer of a checkpoint's run has
 
@@ -59,7 +60,7 @@ def load_weights(
         CheckpointError: the file is of another format, or does not fit the model.
     """
     refuse_url(path)
-    path = Path(path)
+    path = path_given(path)
     tensors = tensors_of(model)
     where = shown(path, 1000)
     weights = _read(path, where, bytes_at_most(model, strict=strict)[MODEL_FILE])
@@ -276,21 +277,40 @@ def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write the model's weights; a reader finds the old file or the whole new one."""
+    """Write the model's weights; a reader finds the old file or the whole new one.
+
+    They are written as safetensors, or with `torch.save` where the name ends as its files do.
+    """
+    path = path_given(path)
+    is_torchs = path.suffix in TORCHS_SUFFIXES
     for name, tensor in tensors_of(model).items():
-        if str(tensor.dtype) not in CODES:
+        if not is_torchs and str(tensor.dtype) not in CODES:
             raise ValueError(
                 f"weights must have a dtype that safetensors files hold, but `{name}` is "
-                f"{tensor.dtype}: convert it, or write `model.state_dict()` with torch.save."
+                f"{tensor.dtype}: convert it, or save to a file that ends in .pt."
             )
     try:
-        with written_whole(Path(path)) as file:
-            file.write(to_safetensors(plain_weights(model)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as file:
+            if is_torchs:
+                torch.save(_state_dict(model), file)
+            else:
+                file.write(to_safetensors(plain_weights(model)))
     except OSError as error:
         raise type(error)(
-            f"`path` must name a file in a folder that is there and can be written, but "
+            f"`path` must name a file in a folder that can be made and written, but "
             f"{shown(path, 1000)} cannot be written ({error.strerror}): save elsewhere."
         ) from None
+
+
+def _state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the model's state dict under plain names, in memory of its own; tied tensors twice."""
+    tensors, copies = tensors_of(model), dict[object, torch.Tensor]()
+    for tensor in tensors.values():
+        if (place := place_of(tensor)) not in copies:
+            copies[place] = tensor.detach().to(HOST, copy=True)
+    plain = plain_names(tensors)
+    return {plain[name]: copies[place_of(tensor)] for name, tensor in tensors.items()}
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:

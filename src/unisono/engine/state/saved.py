@@ -104,8 +104,8 @@ def apply(
 
     If it `lends`, the optimizer's tensors are views of the snapshot's files.
     """
+    check_fits(snapshot, model, optimizer)
     there = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
-    _compare(there, snapshot.tensors)
     parameters = updated_parameters(model, optimizer)
     numbers = snapshot.facts["numbers"]
     states = join_state(snapshot.others, numbers, parameters, copies=not lends)
@@ -203,20 +203,36 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
-def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]) -> None:
+def check_fits(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise one CheckpointError that lists what of a model and its optimizer differs."""
+    here = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
+    there = snapshot.tensors
     missing, foreign = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
+    differ = []
     if missing or foreign:
-        raise CheckpointError(
-            f"the model must have the checkpoint's tensors, but {named(missing) or 'none'} are "
-            f"only in the model and {named(foreign) or 'none'} only in the checkpoint: {OTHERWISE}."
+        differ.append(
+            f"{named(missing) or 'none'} are only in the model and {named(foreign) or 'none'} only "
+            f"in the checkpoint"
         )
-    for name, tensor in here.items():
-        old, new = there[name], tensor
-        if old.shape != new.shape or old.dtype != new.dtype:
-            raise CheckpointError(
-                f"`{shown(name)}` must be {old.dtype} of shape {tuple(old.shape)} as in the "
-                f"checkpoint, but is {new.dtype} of shape {tuple(new.shape)}: {OTHERWISE}."
-            )
+    others = [
+        f"`{shown(name)}` is {_form(there[name])} in the checkpoint and {_form(tensor)} now"
+        for name, tensor in here.items()
+        if name in there and _form(there[name]) != _form(tensor)
+    ]
+    differ += others[:_NAMES_AT_MOST]
+    if len(others) > _NAMES_AT_MOST:
+        differ.append(f"{len(others) - _NAMES_AT_MOST} more have other shapes")
+    groups = len(snapshot.facts["groups"]), len(optimizer.param_groups)
+    if differ and groups[0] != groups[1]:  # alone it has a remedy of its own
+        differ.append(f"the optimizer had {groups[0]} parameter groups and has {groups[1]} now")
+    if differ:
+        raise CheckpointError(
+            f"the model must have the checkpoint's tensors, but {'; '.join(differ)}: {OTHERWISE}."
+        )
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 _NAMES_AT_MOST = 3  # in a message

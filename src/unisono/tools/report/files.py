@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.runtime.notices import amount, count, duration
-from unisono.runtime.plainfile import written_whole
+from unisono.runtime.plainfile import path_given, written_whole
 from unisono.tools.report.curves import (
     DIAMONDS,
     SERIES_COLOURS,
@@ -32,7 +32,7 @@ def write_report(
     directory: str | os.PathLike[str], output: str | os.PathLike[str] | None = None
 ) -> Path:
     """Write the report of a run."""
-    target = Path(directory) / "report.html" if output is None else Path(output)
+    target = path_given(directory) / "report.html" if output is None else path_given(output)
     return write_page(target, report(gather(directory)))
 
 
@@ -54,7 +54,7 @@ def write_comparison(
 
 def write_page(path: str | os.PathLike[str], page: str) -> Path:
     """Write a page, whole or not at all."""
-    target = Path(path).absolute()
+    target = path_given(path).absolute()
     if target.suffix != ".html":
         raise ValueError(f"`-o` must name a page, but {str(path)!r} does not end in .html.")
     try:

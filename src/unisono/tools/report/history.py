@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby, islice
+from pathlib import Path
 from typing import cast
 
 from unisono.runtime.notices import plural
@@ -177,6 +178,7 @@ class History:
     """What happened in a run, as far as its events have been added. Final."""
 
     name: str = ""  # what the run is called where there are several
+    folder: Path | None = None  # of the event file, if it was read from one
     progress: RunProgress = field(default_factory=RunProgress)
     # each metric of training, and of evaluation
     means: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
@@ -259,7 +261,7 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     Raises a ValueError where that cannot be read, a DataFormatError where a newer version wrote it.
     """
     path = events_file(directory)
-    reader, history = EventReader(path), History(name)
+    reader, history = EventReader(path), History(name, path.parent.resolve())
     was_enabled = gc.isenabled()
     gc.disable()  # events have no circles, and are many
     try:

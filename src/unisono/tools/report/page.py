@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from unisono.runtime.notices import amount, count, duration, plural
@@ -55,7 +56,7 @@ def report(history: History) -> str:
         counts=list(_counts(history)),
         fixed=identity(history),
         where=_where(start) if start else {},
-        command=_commands(start) if start else "",
+        command=_commands(start, history.folder) if start else "",
         digest=progress.ended.digest if isinstance(progress.ended, End) else None,
     )
 
@@ -138,8 +139,12 @@ def _where(start: Start) -> dict[str, object]:
     return found | {key: one for key, one in facts.items() if one is not None}
 
 
-def _commands(start: Start) -> str:
+def _commands(start: Start, folder: Path | None) -> str:
+    """Return commands for a shell; a run that is finished, or half done, must not be resumed."""
     change = f"cd {shlex.quote(start.folder)}\n" if start.folder else ""
+    if folder is not None:
+        before = folder.with_name(f"{folder.name}-before")
+        change += f"mv {shlex.quote(str(folder))} {shlex.quote(str(before))}\n"
     return change + command_line(start)
 
 

@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -32,7 +31,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from unisono.runtime.notices import size
+from unisono.runtime.notices import say, shown, size
+from unisono.runtime.plainfile import path_given
 from unisono.tools.report.run_progress import processes_of
 from unisono.tools.report.view import USUAL, Condition, RunStatus, View, WorkerLine, see
 from unisono.training.events.follow import FILE_NAME, EventReader, events_file, run_folder
@@ -47,7 +47,7 @@ class LiveView:
     """Looks at one run again and again. Final."""
 
     def __init__(self, directory: str | os.PathLike[str], host: str = os.uname().nodename) -> None:
-        self._path, self._host = Path(directory) / FILE_NAME, host
+        self._path, self._host = path_given(directory) / FILE_NAME, host
         self._judged_at_s = -math.inf
         self._begin()
 
@@ -95,7 +95,9 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
                 "begun, or run this on a terminal without `--once`, which waits for it."
             )
     else:
-        run_folder(directory)
+        if not path_given(directory).is_dir():
+            run_folder(directory, may_come=True)
+            say(f"waiting for {shown(directory, 1000)}, which a run makes when it begins")
         view = _show_live(watch, console)
     console.print(draw(view, console))
 

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from unisono.errors import PeerLostError
-from unisono.runtime.plainfile import check_plain
+from unisono.runtime.plainfile import check_plain, path_given
 from unisono.runtime.procfs import thread_times
 from unisono.runtime.signals import NOTICES
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit, Times
@@ -55,7 +55,7 @@ class EventLog(Callback):
     may_fail = True
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._given = None if path is None else Path(path).absolute()
+        self._given = None if path is None else path_given(path).absolute()
         self._journal: Journal | None = None
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0

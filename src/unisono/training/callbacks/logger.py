@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from unisono.runtime.notices import shown
-from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain
+from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain, path_given
 from unisono.runtime.procfs import OUTLIVES
 from unisono.runtime.timeouts import LOGGER
 from unisono.runtime.whole import check_whole
@@ -78,7 +78,7 @@ class Logger(Callback):
             )
         self._settings = _as_json("options", settings)
         self._config = _as_json("config", config or {})
-        self._given = None if path is None else Path(path)
+        self._given = None if path is None else path_given(path)
         self._every = check_whole("every", every, at_least=1)
         LOGGER.in_s()  # a wrong variable is told before training
         self.path = Path()

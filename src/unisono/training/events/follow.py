@@ -27,7 +27,7 @@ from types import NoneType
 from typing import Any, BinaryIO
 
 from unisono.errors import DataFormatError
-from unisono.runtime.plainfile import open_plain
+from unisono.runtime.plainfile import open_plain, path_given
 from unisono.training.events import events
 from unisono.training.events.events import (
     MAX_NUMBER,
@@ -46,15 +46,15 @@ _AT_ONCE_BYTES = 1 << 16  # with these, a hundred steps of two workers
 _STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
 
 
-def run_folder(directory: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run; raises ValueError if there is none."""
-    folder = Path(directory)
+def run_folder(directory: str | os.PathLike[str], *, may_come: bool = False) -> Path:
+    """Return the folder of a run; raises ValueError if there is none, nor `may_come`."""
+    folder = path_given(directory)
     if "://" in os.fspath(directory):
         raise ValueError(
             "DIRECTORY must be a run's folder, but is a URL: name the folder that is copied there, "
             "`trainer.directory`, or copy the run to a folder first."
         )
-    if not folder.is_dir():
+    if not folder.is_dir() and not (may_come and not os.path.lexists(folder)):
         raise ValueError(
             f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "
             "the script passes as `directory` to its Trainer, which makes it when it begins."
