@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -131,3 +132,37 @@ def test_a_lost_peer_is_found_in_a_group() -> None:
     group = ExceptionGroup("tasks", [KeyError(), ExceptionGroup("", [PeerLostError("", rank=2)])])
     assert lost_peer(group) == 2
     assert is_disconnect(ExceptionGroup("tasks", [RuntimeError("Broken pipe")]))
+
+
+def test_frames_of_unisono_are_folded_between_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(exceptions.__file__).resolve().parents[2]
+    text = f"""\
+  + Exception Group Traceback (most recent call last):
+  |   File "/home/train.py", line 4, in <module>
+  |     fit()
+  |   File "{package}/training/fit.py", line 9, in fit
+  |     self._loss(
+  |     ^^^^^^^^^^^
+  |   File "{package}/training/step.py", line 2, in again
+  |     again()
+  |   [Previous line repeated 3 more times]
+  |   File "/home/loss.py", line 2, in loss
+  |     raise ValueError
+  |   File "{package}/runtime/whole.py", line 2, in check
+  | ValueError: of mine"""
+    folded = exceptions.without_own_frames(text).splitlines()
+    shows = "`unisono run --traceback`, or UNISONO_TRACEBACK=1, shows all"
+    assert folded == [
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "/home/train.py", line 4, in <module>',
+        "  |     fit()",
+        f"  |   (2 frames of Unisono left out; {shows})",
+        '  |   File "/home/loss.py", line 2, in loss',
+        "  |     raise ValueError",
+        f"  |   (1 frame of Unisono left out; {shows})",
+        "  | ValueError: of mine",
+    ]
+    alone = f'Traceback:\n  File "{package}/a.py", line 1, in f\n    f()\nKeyError: 1'
+    assert exceptions.without_own_frames(alone) == alone  # a bug of ours
+    monkeypatch.setenv("UNISONO_TRACEBACK", "1")
+    assert exceptions.without_own_frames(text) == text

@@ -206,3 +206,23 @@ def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed:
 def _files_under(folder: Path) -> list[Path]:
     # Folders do not count: torch 2.13 makes an empty one, torchinductor_USER, with any optimizer.
     return [path for path in folder.rglob("*") if not path.is_dir()]
+
+
+@pytest.mark.parametrize("flags", [[], ["--traceback"]])
+def test_an_error_of_ours_shows_the_programs_line_and_folds_our_frames(
+    unisono_run: Run, tmp_path: Path, flags: list[str]
+) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        "import torch, unisono\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1),\n"
+        "                          lambda model, batch: model(batch[0]))\n"
+        "data = torch.utils.data.TensorDataset(torch.zeros(8, 2))\n"
+        "trainer.fit(data, batch_size=4, epochs=1)\n"
+    )
+    done = unisono_run("-n", 1, *flags, script)
+    assert done.returncode == 1
+    assert "trainer.fit(data, batch_size=4, epochs=1)" in done.stderr
+    assert ("frames of Unisono left out" in done.stderr) == (not flags), done.stderr
+    assert ("unisono/training/fit.py" in done.stderr) == bool(flags)

@@ -230,3 +230,15 @@ def test_a_layer_that_has_come_since_is_refused(accelerator):
     model.append(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="`2` has come since: call"):
         split_of(model).place(model)
+
+
+def test_a_layer_that_is_larger_than_a_device_is_named(monkeypatch, capsys):
+    from unisono.runtime.device import Device
+
+    monkeypatch.setattr(Device, "room", lambda self: (None, 64_000))
+    split(nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 4), nn.Linear(4, 700)), ["cpu", "cpu"])
+    assert capsys.readouterr().err == ""
+    split(nn.Sequential(nn.Linear(4, 30), nn.Linear(30, 900)), ["cpu", "cpu"])
+    said = capsys.readouterr().err
+    assert "`1` alone takes 436 KiB in training" in said
+    assert said.count("alone") == 1

@@ -3,13 +3,12 @@
 Arguments: a folder, in which each process has a file with its number; how the workers end.
 """
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-
-import torch.multiprocessing as mp
 
 folder, end = Path(sys.argv[1]), sys.argv[2]
 
@@ -28,7 +27,7 @@ def waits(number, rank):
 if __name__ == "__main__":
     rank = os.environ["RANK"]
     note(f"worker-{rank}")
-    mp.spawn(waits, args=(rank,), nprocs=1, join=False)
+    multiprocessing.get_context("spawn").Process(target=waits, args=(0, rank)).start()
     # A daemon, which gives itself a parent and a session of its own.
     code = "import os, sys, time; os.fork() and os._exit(0); os.setsid(); "
     code += "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"

@@ -17,7 +17,8 @@ from torch.nn.parameter import is_lazy
 from unisono.engine.splitting.balance import Unit, assigned, divide, is_divided, units_of
 from unisono.engine.splitting.device_transfers import device_transfers
 from unisono.engine.state.contents import check_unwrapped, move_in_place, owners_of_buffers
-from unisono.runtime.device import HOST, count_of, read_name
+from unisono.runtime.device import HOST, Device, count_of, read_name
+from unisono.runtime.notices import say, size
 from unisono.runtime.world import World, workers_per_gpu, world
 
 BY_MEMORY = "memory"
@@ -67,7 +68,9 @@ def split(
     there = places_of(devices, world())
     check_can_be_cut(model)
     units = units_of(model)
-    parts = Split(there, _assign(units, there, balance))
+    found = _assign(units, there, balance)
+    _tell_too_large(units, [there[found[unit.name]] for unit in units])
+    parts = Split(there, found)
     check_buffers(model, parts)
     join(model)
     cut(model, parts)
@@ -117,6 +120,18 @@ def _assign(
         )
     found = divide([unit.num_bytes for unit in units], len(devices))
     return dict(zip(names, found, strict=True))
+
+
+def _tell_too_large(units: Sequence[Unit], devices: Sequence[torch.device]) -> None:
+    """Say which layer alone is larger than its device, as no cut between layers helps there."""
+    for unit, device in zip(units, devices, strict=True):
+        _, room = Device(device).room()
+        if unit.num_bytes > room:
+            say(
+                f"`{unit.name}` alone takes {size(unit.num_bytes)} in training, with gradients and "
+                f"Adam's state, and {device} has {size(room)}: `split` puts each layer on one "
+                f"device, so make this one smaller, or train it with an optimizer of less state"
+            )
 
 
 def _key(device: Any) -> Any:

@@ -12,10 +12,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from unisono.errors import PeerLostError
+from unisono.runtime.notices import plural
 
 _OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
 # What gloo, NCCL and the store say when the other side of a connection has ended.
@@ -34,6 +36,14 @@ _NATIVE_STACK = re.compile(
     r"(?:[ ]*frame #\d+: [^\n]*(?:\n|$))+(?:\n(?=\n))?"
 )
 _NATIVE_VARIABLE = "TORCH_SHOW_CPP_STACKTRACES"
+TRACEBACK_VARIABLE = "UNISONO_TRACEBACK"
+_PACKAGE = re.escape(str(Path(__file__).resolve().parents[2]))
+# Frames of Unisono that follow each other, with the lines of source below each.
+_OWN_FRAMES = re.compile(
+    rf'(?:^(?P<indent>[ |]*)File "{_PACKAGE}/(?!recipes/)[^"\n]+", line \d+[^\n]*\n'
+    r"(?:(?P=indent)(?:  |\[Previous line)[^\n]*\n)*)+",
+    re.MULTILINE,
+)
 
 
 def traceback_text(error: BaseException) -> str:
@@ -41,9 +51,8 @@ def traceback_text(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next  # all of them, if the program never began
-    return without_native_frames(
-        "".join(traceback.format_exception(type(error), error, trace)).rstrip("\n")
-    )
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip("\n")
+    return without_native_frames(without_own_frames(text))
 
 
 def summary_line(error: BaseException) -> str:
@@ -60,6 +69,21 @@ def _singles(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return []
     return [single for one in error.exceptions for single in _singles(one) or [one]]
+
+
+def without_own_frames(text: str) -> str:
+    """Fold Unisono's frames, unless they were asked for or there are no others."""
+
+    def fold(match: re.Match[str]) -> str:
+        count = len(_FRAME.findall(match[0]))
+        return (
+            f"{match['indent']}({plural(count, 'frame')} of Unisono left out; "
+            f"`unisono run --traceback`, or {TRACEBACK_VARIABLE}=1, shows all)\n"
+        )
+
+    shows_all = os.environ.get(TRACEBACK_VARIABLE, "0") != "0"
+    folded = _OWN_FRAMES.sub(fold, text)
+    return text if shows_all or not _FRAME.search(folded) else folded
 
 
 def without_native_frames(text: str) -> str:

@@ -79,7 +79,7 @@ def failure_message(state: JobState, num_workers: int) -> str:
         return f"{who} {cause.how or ending(cause.exit_code)}{others}.{note}"
     if cause.said.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{others}:\n{cause.said.traceback}"
-    in_short = "\n".join(_in_short(state, cause))
+    in_short = "\n".join((*_in_short(state, cause), *_hints(cause, num_workers)))
     return f"{in_short}\nIt was raised on {who}{others}:\n\n{cause.said.traceback}"
 
 
@@ -98,6 +98,33 @@ def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
         yield line if len(line) <= _FEW_LINES else f"{line[:_FEW_LINES]} …"
     last = cause.said.traceback.splitlines()[-3:]
     yield from (line for line in last if line.startswith(PLACE))
+
+
+_NO_GPU = (
+    "this machine has no GPU that torch can use: where the program says `cuda`, write "
+    '`"cuda" if torch.cuda.is_available() else "cpu"`, and "gloo" for "nccl".'
+)
+_HINTS_OF_TORCH = {
+    "Torch not compiled with CUDA enabled": _NO_GPU,
+    "has no attribute '_cuda_setDevice'": _NO_GPU,
+    "Found no NVIDIA driver": _NO_GPU,
+    "No CUDA GPUs are available": _NO_GPU,
+    "doesn't have NCCL built in": _NO_GPU,
+    "only supported with GPUs, no GPUs found": _NO_GPU,
+    "Attempting to deserialize object on a CUDA device": _NO_GPU,
+}
+
+
+def _hints(cause: WorkerFailure, num_workers: int) -> Iterator[str]:
+    """Say what to change where torch says only what fails."""
+    text = f"{cause.said.summary}\n{cause.said.traceback}"
+    is_spawned = "torch/multiprocessing/spawn.py" in text and "EADDRINUSE" in text
+    if is_spawned and num_workers > 1:
+        yield (
+            f"each of the {num_workers} workers has started all ranks once more, with `mp.spawn`, "
+            f"at the same port: start this program with `python`, or `unisono run -n 1`."
+        )
+    yield from dict.fromkeys(hint for words, hint in _HINTS_OF_TORCH.items() if words in text)
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:

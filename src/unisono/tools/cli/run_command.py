@@ -10,6 +10,7 @@ import click
 from unisono.runtime.c10d.registration import GLOO, check_backend
 from unisono.runtime.faults import FAULTS_VARIABLE, read_faults
 from unisono.runtime.launch.api import run as run_workers
+from unisono.runtime.launch.exceptions import TRACEBACK_VARIABLE
 from unisono.runtime.launch.job import MODULE, Job, launch_environment
 from unisono.runtime.launch.placement import Machine, crowded, place_workers
 from unisono.runtime.launch.recovery import RESTARTS
@@ -106,6 +107,12 @@ from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_h
     help="What runs the script's gloo process groups: gloo or unisono, Unisono's own backend. "
     "torch reports both as gloo, the only backend that many libraries accept on CPUs.",
 )
+@click.option(
+    "--traceback",
+    "shows_all",
+    is_flag=True,
+    help="Show Unisono's own frames in tracebacks, too; else they are folded into one line.",
+)
 @takes_script
 @click.pass_context
 def run(
@@ -123,6 +130,7 @@ def run(
     nnodes: NumHosts | None,
     node_rank: int | None,
     rendezvous: str | None,
+    shows_all: bool,
 ) -> None:
     """Run SCRIPT with its ARGS on several workers of this machine, or of several.
 
@@ -159,6 +167,8 @@ def run(
       2     the command line was wrong; nothing was started
       130   Ctrl-C; 143 SIGTERM; 128 + N signal N, to this command or to a worker that it killed
     """
+    if shows_all:
+        os.environ[TRACEBACK_VARIABLE] = "1"
     with refusing():
         hosts = read_hosts(nnodes, node_rank, rendezvous)
     if hosts is not None:
