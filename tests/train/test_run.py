@@ -94,18 +94,23 @@ def test_threads_are_those_of_the_run_inside_and_the_callers_outside():
         torch.set_num_threads(before)
 
 
-def test_the_model_has_tensors_of_its_own_before_and_after():
+def test_the_model_has_memory_of_its_own_after_and_that_which_is_kept_again():
     run = make()
-    kept = run.model.weight.detach()  # so that its memory cannot be given out again
-    before = kept.data_ptr()
+    kept = run.model.weight.detach()
     loop = train(run, data(), batch_size=4, steps=2)
     next(loop)
     inside = run.model.weight.data_ptr()
     for _ in loop:
         pass
-    after = run.model.weight.data_ptr()
-    assert len({before, inside, after}) == 3
+    assert run.model.weight.data_ptr() == kept.data_ptr() != inside
+    assert torch.equal(run.model.weight, kept)
     assert run.model.weight.grad is None
+    del kept
+    loop = train(run, data(), batch_size=4, steps=4)
+    next(loop)
+    inside = run.model.weight.data_ptr()
+    loop.close()
+    assert run.model.weight.data_ptr() != inside
 
 
 def test_optimizer_state_can_be_saved_and_loaded_between_loops():

@@ -308,6 +308,8 @@ class Run:
             return digest_of(self.model, self.optimizer).encode()
 
         exchange = None if self._context.engine is None else self._context.engine.exchange
+        if exchange is not None:
+            exchange.references.take()
         if exchange is None or exchange.have_all:
             return speak().decode()
         knows_all = exchange.acts

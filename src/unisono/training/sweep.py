@@ -110,6 +110,8 @@ class Sweep:
         plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
         check_unchanged = _watching(self.model)
         modes = [(module, module.training) for module in self.model.modules()]
+        if self._run.engine is not None:
+            self._run.engine.exchange.references.take()
         self._own.look()
         self.model.eval()
         try:

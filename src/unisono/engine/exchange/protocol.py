@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from unisono.engine.exchange.buffers import Buffers
 from unisono.engine.exchange.moving import Moving, replace_data
 from unisono.engine.exchange.parts import Gradients, OrderedSum, Parts
+from unisono.engine.exchange.references import References
 from unisono.engine.exchange.shared_optimizer_state import Division, PiecesOfState, StateKeys
 from unisono.engine.exchange.snapshots import RunMemory, plan_of
 from unisono.engine.state.contents import named_parameters, updated_parameters
@@ -94,6 +95,7 @@ class Exchange(ABC):
         fixed = {name: named[name] for name in named if name not in updated}
         self.parameters, self.fixed = list(updated.values()), list(fixed.values())
         self._all, self._names = [*self.parameters, *self.fixed], [*updated, *fixed]
+        self.references = References(self._all, model.buffers())
         self.buffers = Buffers(model, self.device, self.copies)
         keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
@@ -112,6 +114,7 @@ class Exchange(ABC):
         except StepBrokenError:
             self.unbind()
             raise
+        self.references.show()
         self._bound = [parameter.data for parameter in self._all]
         self._addresses = list(map(torch.Tensor.data_ptr, self._bound))
         if fixed:
@@ -205,6 +208,7 @@ class Exchange(ABC):
             MismatchError: not every worker has made the same changes, as far as that is known.
             ValueError: a parameter's ``.data`` has another shape or dtype now.
         """
+        self.references.take()
         if list(map(torch.Tensor.data_ptr, self._all)) == self._addresses:
             return
         for name, parameter, place in zip(self._names, self._all, self._bound, strict=True):
@@ -232,6 +236,7 @@ class Exchange(ABC):
 
     def give_changes(self, *, alone: bool = False) -> None:
         """Show all what the program has changed since the step, before :meth:`save`."""
+        self.references.take()
         self.buffers.publish(self._team, alone=alone)
 
     def save(
@@ -258,6 +263,7 @@ class Exchange(ABC):
     def load(self) -> None:
         """Make the newest snapshot the present state."""
         self._load()
+        self.references.show()
         self.trust_leader()
         self.divide()
 
@@ -301,6 +307,7 @@ class Exchange(ABC):
         """Give the model tensors of its own again; not collective. Values stay as they are."""
         for parameter in self._all:
             parameter.grad = None
+        self.references.close()
         self.buffers.unbind()
 
     def _describe(

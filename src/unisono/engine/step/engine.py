@@ -306,6 +306,8 @@ class StepEngine:
         self.passes.commit()
         if self.passes.scaling is not None:
             self.passes.scaling.update(is_skipped=self.sums.are_skipped)
+        if self.exchange.references.all:
+            self.exchange.references.show()
         self.guard.remember()
         self.passes.seed("between")
         self.timers.lap(Phase.UPDATING)

@@ -233,6 +233,7 @@ class WholeUpdate:
         try:
             with self._exchange.updating():
                 self._optimizer.step()
+                self._exchange.references.take()  # it may have written to memory of its own
         finally:
             for parameter in self._parameters.values():
                 parameter.grad = None

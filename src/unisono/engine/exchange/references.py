@@ -1,0 +1,85 @@
+"""Memory of parameters that something else of the program looks at, too.
+
+`w = model.weight.data` in a regulariser, an array of numpy that a callback clips, a state dict that
+was kept, rows `self.half = self.fc.weight[:4]`, weights that are views of one flat tensor of an
+optimizer's own, a model that other processes read (`share_memory`). While a loop runs, parameters
+lie elsewhere. So that memory is kept the same as they are: what a step updates is copied there, and
+what the program changes there between steps counts as a change of the parameter. When the loop
+ends, the parameters lie there again. Parameters whose memory nobody else uses have none of this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class _Reference(NamedTuple):
+    """A parameter, the memory that it had before the loop, and what both were when last equal."""
+
+    parameter: torch.Tensor
+    there: torch.Tensor
+    last: torch.Tensor
+
+
+class References:
+    """Those of one loop's parameters, before an exchange gives these other memory. Final.
+
+    `others` are tensors that may share memory with them, such as buffers.
+
+    Attributes:
+        all: those whose memory something else uses.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
+        known = Counter(map(_storage, (*parameters, *others)))
+        alone = _num_uses(torch.empty(1)) - 1
+        self.all = [
+            _Reference(one, one.data, one.data.clone())
+            for one in parameters
+            if one.numel() and (_is_shared(one) or _num_uses(one) - alone > known[_storage(one)])
+        ]
+
+    def take(self) -> None:
+        """Make both the same between two steps, whichever the program has changed."""
+        for parameter, there, last in self.all:
+            here = parameter.data
+            if here.shape == there.shape and not torch.equal(there, last):
+                here.copy_(torch.where(_differs(there, last), there, here))
+        self.show()
+
+    def show(self) -> None:
+        """Show what a step has updated there, too."""
+        for parameter, there, last in self.all:
+            here = parameter.data
+            is_same = torch.equal(here, last) and torch.equal(there, last)
+            if here.shape == there.shape and not is_same:
+                there.copy_(here)
+                last.copy_(here)
+
+    def close(self) -> None:
+        """Have parameters lie there again."""
+        self.take()
+        for parameter, there, _ in self.all:
+            parameter.data = there
+        self.all = []
+
+
+def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one != other) & ~(one.isnan() & other.isnan())
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _num_uses(tensor: torch.Tensor) -> int:
+    """Count the tensors over the memory of one, and what stands for it in Python."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
