@@ -33,6 +33,12 @@ def note_step(last: dict[str, Any], means: StepMeans, num_samples: int, position
         last.pop(_FOUND, None)
 
 
+def loss_told(last: Mapping[str, Any], position: Position) -> str:
+    """Say the mean loss in training of the epoch that ends here; nothing within an epoch."""
+    here = [row for row in last.get(_ROWS, [])[-1:] if row["step"] == position.step]
+    return f"; training loss {here[0]['loss']:.4f}" if here else ""
+
+
 def samples_trained(last: Mapping[str, Any]) -> int:
     """Return how many samples the steps had that were noted."""
     return int(last.get(_SAMPLES, 0))

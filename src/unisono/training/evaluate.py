@@ -230,7 +230,7 @@ def _means(shards: list[Sums]) -> dict[str, float]:
             for each, more in zip(whole, sums[key], strict=True):
                 each.add_all(more)
         total, weight = (each.rounded() for each in whole)
-        means[name] = total if is_count else total / weight if weight else float("nan")
+        means[name] = int(total) if is_count else total / weight if weight else float("nan")
     return means
 
 

@@ -29,7 +29,7 @@ from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
-from unisono.training.epoch_history import note_step, rows
+from unisono.training.epoch_history import loss_told, note_step, rows
 from unisono.training.first_steps import ChangedData, LabelCounts
 from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
@@ -281,6 +281,9 @@ class FitUnderWay(Observer):
                 f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
                 f"the loss is lowered until they do not (this is told once)"
             )
+        if step.number == self._totals.begun_at.step:
+            with self._totals.paused():
+                self._validation.check_monitors(step.means)
         self._conclusions.drawn = Drawn.NONE
         self._callbacks.call("on_step_end", self, step)
         self._changed_data.look(has_ended=self._conclusions.draw())
@@ -389,7 +392,8 @@ class FitUnderWay(Observer):
             self._conclusions.drawn = Drawn.VALIDATION
         seconds = time.perf_counter() - began_at_s
         self._check_membership()
-        self._say_once(f"{when}: validation {told(means)}")
+        trained = loss_told(self._run.last, self._run.position)
+        self._say_once(f"{when}: validation {told(means)}{trained}")
         self._callbacks.call("on_validation", self, means, seconds)
 
     def _say_once(self, line: str) -> None:

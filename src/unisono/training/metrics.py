@@ -44,6 +44,11 @@ class Metrics:
             metric.distributed_available_fn = lambda: False
 
     @property
+    def names(self) -> list[str]:
+        """The names of results, as far as they are known before any."""
+        return [*self._functions, *({} if self._template is None else self._template)]
+
+    @property
     def facts(self) -> dict[str, str]:
         """What workers must agree on."""
         kinds = {path: type(metric).__name__ for path, metric in _metrics_in(self._template)}
@@ -187,7 +192,7 @@ def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
 def plain(name: str, value: Any) -> Any:
     """Make plain numbers of a result: one, or lists and dicts of them; TypeError if it has none."""
     if isinstance(value, torch.Tensor) and not value.is_complex():
-        return float(value) if value.numel() == 1 else value.tolist()
+        value = value.item() if value.numel() == 1 else value.tolist()
     if hasattr(value, "tolist"):  # an array or a number of numpy's
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -195,7 +200,7 @@ def plain(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(name, each) for each in value]
     try:
-        return float(value)
+        return value if type(value) is int else float(value)
     except (TypeError, ValueError):
         raise TypeError(
             f"the result of a metric must be numbers, but that of {name!r} is of type "

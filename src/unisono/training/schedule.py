@@ -135,7 +135,10 @@ class Validation:
         compute: Callable[[], Means] | None,
         every: int | str,
         names: Iterable[str] = (),
+        computed: Iterable[str] = (),
     ) -> None:
+        self._monitors: list[str] = []
+        self._computed = frozenset(computed)  # the names of metrics, as far as they are known
         self._run, self._position, self._compute = run, run.position, compute
         self._names, self.has_data = [name for name in names if name], compute is not None
         self._every = Every.read(every, "validate_every")
@@ -158,6 +161,25 @@ class Validation:
                 f"`monitor` must say which data set {for_what} looks at where `validate` has "
                 f'{names}, but is {monitor!r}: pass `monitor="{names[0]}/{monitor}"`.'
             )
+        self._monitors += [monitor] if monitor else []
+
+    def check_monitors(self, means: Mapping[str, Any]) -> None:
+        """Refuse a name to look at that no validation gives, after the first step. Collective.
+
+        A name that the step has not either may be of validations alone: one is made to see.
+        """
+        assert self._compute is not None or not self._monitors
+        known = {*means, *self._computed}
+        known |= {f"{name}/{each}" for name in self._names for each in known}
+        if unknown := [name for name in self._monitors if name not in known]:
+            found = self.look()
+            for name in unknown:
+                monitored(found, name)
+
+    def look(self) -> Means:
+        """Validate, and keep nothing. Collective."""
+        assert self._compute is not None, "only where there is something to validate on"
+        return self._compute()
 
     def begin(self) -> None:
         """Begin a loop, after the run has taken up what it goes on from."""
@@ -178,8 +200,7 @@ class Validation:
 
     def compute(self) -> Means:
         """Validate now. Collective."""
-        assert self._compute is not None, "only where there is something to validate on"
-        means = self._compute()
+        means = self.look()
         self._run.last.update(validation=means, validated_at=self._position.step)
         return means
 

@@ -261,11 +261,17 @@ class Trainer:
         self._reading = reading.of_another(None)
         passes, find_means, sets = self._passes, None, sets_by_name(validate)
         measured = passes.metrics(validate_metrics, validate_forward)
+        if measured is not None and not sets:
+            raise ValueError(
+                "`validate` must be given where `validate_metrics` say what to compute of it, but "
+                "is None: pass a dataset, or leave `validate_metrics` out."
+            )
         if sets:
             find_means = passes.validation(reading, sets, measured)
         callbacks = Callbacks(self._all_callbacks(), self.directory)
         check_moments(callbacks)
-        validation = Validation(run, find_means, validate_every, sets)
+        computed = () if measured is None else measured.names
+        validation = Validation(run, find_means, validate_every, sets, computed)
         if self._schedule.needs_validation:
             validation.must_be("ReduceLROnPlateau", self._schedule.monitor)
         for callback in callbacks:

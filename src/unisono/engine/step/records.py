@@ -43,9 +43,9 @@ class StepMeans(dict[str, float]):
 
 
 def mean_of(total: float, weight: float | None) -> float:
-    """Divide a sum by its weight; a count, whose weight is None, stays as it is."""
+    """Divide a sum by its weight; a count, whose weight is None, is a whole number."""
     if weight is None:
-        return total
+        return int(total)
     return total / weight if weight else math.nan
 
 

@@ -63,6 +63,9 @@ class Summary(list[dict[str, Any]]):
 
 
 def told(means: Mapping[str, Any]) -> str:
-    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``; more would fill the screen."""
+    """Write scalars for a person, ``loss 0.1234, correct 987``; more would fill the screen."""
     scalars = {name: value for name, value in means.items() if not isinstance(value, (list, dict))}
-    return ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())
+    return ", ".join(
+        f"{name} {value if isinstance(value, int) else format(value, '.4f')}"
+        for name, value in scalars.items()
+    )
