@@ -73,9 +73,9 @@ def _remedy(samples: Any, collate_fn: Any) -> str:
     return "look at what `collate_fn` gets, a list of samples"
 
 
-def listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[Any]) -> str:
     """Name samples, the first of them where they are many."""
-    shown = ", ".join(map(str, numbers[:_NAMED_AT_MOST]))
+    shown = ", ".join(map(repr, numbers[:_NAMED_AT_MOST]))
     return f"{shown}, …" if len(numbers) > _NAMED_AT_MOST else shown
 
 

@@ -9,7 +9,7 @@ How many samples a dataset has, if that is known, and whether they are read by n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, ValuesView
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -66,6 +66,7 @@ class Reading:
 
         Raises TypeError without a batch size, ValueError for what cannot be kept or does not fit.
         """
+        _check_is_one(dataset)
         groups = check_whole("groups", groups, at_least=1)
         given = {
             "batch_size": batch_size,
@@ -113,6 +114,22 @@ class Reading:
         return replace(self, shuffle=False, groups=1)
 
 
+def _check_is_one(dataset: Any) -> None:
+    """Refuse several loaders, which a loop would go through at once."""
+    several = dataset.values() if isinstance(dataset, Mapping) else dataset
+    is_several = isinstance(several, (list, tuple, ValuesView)) and isinstance(
+        next(iter(several), None), DataLoader
+    )
+    kind = type(dataset).__name__
+    if is_several or isinstance(dataset, zip) or kind == "CombinedLoader":
+        raise TypeError(
+            f"one dataset must say the samples of each step, but {kind} has those of several "
+            f"loaders: pass a dataset of pairs, `torch.utils.data.StackDataset(a, b)`, where the "
+            f"shorter one is cycled by `Subset(a, [i % len(a) for i in range(len(b))])`, with "
+            f"`batch_size=`; its batches are pairs of batches."
+        )
+
+
 def _check_absent(given: Mapping[str, Any], way: str, remedy: str) -> None:
     for name, value in given.items():
         if value not in (None, False):
@@ -133,8 +150,9 @@ def _taken_apart(loader: DataLoader[Any]) -> Reading:
         )
     if type(loader) is not DataLoader:
         raise _refusal(
-            f"a class of its own ({type(loader).__name__})",
-            "pass its dataset, or a plain `torch.utils.data.DataLoader`",
+            f"a class of its own ({type(loader).__module__}.{type(loader).__name__})",
+            "pass `torch.utils.data.DataLoader(loader.dataset, loader.batch_size, shuffle=True, "
+            "collate_fn=loader.collate_fn)`, or one with `batch_sampler=loader.batch_sampler`",
         )
     reading = Reading(
         loader.dataset,

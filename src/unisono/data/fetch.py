@@ -165,17 +165,20 @@ class Reader:
         for number, place, repeat in zip(numbers, places, again, strict=True):
             if self._draws:
                 self._collator.seed_for("sample", epoch, number, repeat)
-            samples.append(self._ask(ask, place, [number]))
+            named = number if isinstance(place, int) else place
+            samples.append(self._ask(ask, place, [number], named))
         return samples
 
-    def _ask(self, ask: Callable[[Any], Any], what: Any, numbers: Sequence[int]) -> Any:
+    def _ask(
+        self, ask: Callable[[Any], Any], what: Any, numbers: Sequence[int], *named: Any
+    ) -> Any:
         try:
             return ask(what)
         except Exception as error:
             many = "`__getitems__` of " * self.takes_many
             raise LoadingError(
                 f"every sample must be readable, but {many}sample{'s' * self.takes_many} "
-                f"{listed(numbers)} raised {said(error)}: mend it, or leave it out with "
+                f"{listed(named or numbers)} raised {said(error)}: mend it, or leave it out with "
                 f"`torch.utils.data.Subset`.",
                 indices=tuple(numbers),
             ) from error

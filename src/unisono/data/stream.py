@@ -10,7 +10,8 @@ The samples of the current global batch are kept, for the other shards of this w
 of a lost one. A dataset with a method ``shard(index, num_shards)`` is asked for each shard's part
 instead, so nobody reads what it does not compute: the part's k-th sample is at position
 ``index + k * num_shards``. There are as many parts as shards, so bits do not depend on the number
-of workers. Generators are seeded from (seed, epoch, position) before each sample. Where the run
+of workers; one that says by ``num_shards`` that it has fewer, as those of Hugging Face do, is read
+whole. Generators are seeded from (seed, epoch, position) before each sample. Where the run
 goes back or resumes, the stream is read again from its start.
 """
 
@@ -125,7 +126,7 @@ class StreamReader:
     ) -> None:
         self._length, self._batch_size, self._shards = length, batch_size, shards
         self._collator = collator
-        self._has_parts = shards > 1 and callable(getattr(dataset, "shard", None))
+        self._has_parts = shards > 1 and _can_be_divided(dataset, shards)
         self._whole = StreamPass(dataset, length, collator)
         self._part = functools.cache(lambda v: StreamPass(dataset, length, collator, v, shards))
         self._kept: dict[tuple[int, int], Any] = {}
@@ -155,3 +156,9 @@ class StreamReader:
             for position in range(start, stop):
                 self._kept[epoch, position] = self._whole.read(position)
         return [self._kept.pop((epoch, position)) for position in positions]
+
+
+def _can_be_divided(dataset: Any, shards: int) -> bool:
+    """Tell whether a stream can give each shard's part; some say how many they have at most."""
+    most = getattr(dataset, "num_shards", None)
+    return callable(getattr(dataset, "shard", None)) and not (type(most) is int and most < shards)
