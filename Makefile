@@ -12,7 +12,7 @@ TORCHES := $(shell sed -n 's/.*"torch>=\(.*\)",/\1/p' pyproject.toml) $(shell se
 TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoint tests/c10d tests/ddp
 
 .PRECIOUS: .venv-torch-%/ready
-.PHONY: demo test fast chaos test-verify test-races test-pages test-ddp test-torch test-peers test-hosts test-clusters test-gpu check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PHONY: demo test fast chaos test-verify test-races test-pages test-ddp test-torch test-places test-peers test-hosts test-clusters test-gpu check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
@@ -46,6 +46,9 @@ test-torch: $(TORCHES:%=test-torch-%)  ## parity and contracts on the oldest tor
 
 test-torch-%: .venv-torch-%/ready
 	.venv-torch-$*/bin/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts" $(TORCH_TESTS)
+
+test-places: .venv/ready   ## a run on full and read-only disks, without HOME, network or /dev/shm, with long names, …, in one table; three minutes, as root
+	$(BIN)/python -m tests.places
 
 test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, and Ray Train, from .venv-peers
 	UNISONO_PEERS="$(CURDIR)/$(PEERS)/python" $(BIN)/python -m pytest -q tests/peers

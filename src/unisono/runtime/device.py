@@ -310,7 +310,8 @@ def read_name(name: str | torch.device, argument: str = "device") -> torch.devic
         must = 'be "auto" or name a device' if argument == "device" else "name devices"
         raise TypeError(
             f'`{argument}` must {must} of torch, such as "cuda" or "cuda:1", but '
-            f"{'is' if argument == 'device' else 'one is'} {name!r}."
+            f"{'is' if argument == 'device' else 'one is'} {name!r}: write "
+            f'"{f"cuda:{name}" if str(name).isdecimal() else "cuda"}", or "cpu".'
         ) from error
 
 

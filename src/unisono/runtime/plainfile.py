@@ -61,8 +61,19 @@ def open_in(folder: int, path: Path, flags: int) -> int:
     return fd
 
 
-def path_given(path: str | os.PathLike[str]) -> Path:
+def check_path(argument: str, given: object) -> None:
+    """Refuse, with a TypeError, what names no file or folder."""
+    if not isinstance(given, str | os.PathLike):
+        seen = repr(given) if isinstance(given, bool | int | bytes | None) else ""
+        raise TypeError(
+            f"`{argument}` must be the name of a file or folder, but is "
+            f'{seen or f"of type {type(given).__name__}"}: pass a text such as "runs/mnist".'
+        )
+
+
+def path_given(path: str | os.PathLike[str], argument: str = "path") -> Path:
     """Return a path that somebody has passed, with ``~`` as a home folder, as shells read it."""
+    check_path(argument, path)
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from unisono.data.data_reading import Reading
+from unisono.engine.state.contents import check_module
 from unisono.engine.step.loss import PendingLosses, name_of, read_loss
 from unisono.errors import MismatchError
 from unisono.plan.summation import ExactSum
@@ -108,10 +109,7 @@ class Passes:
 
 def checked(model: nn.Module) -> nn.Module:
     """Give a model that a program has passed; raises TypeError if it is none."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
-        )
+    check_module("model", model)
     return model
 
 

@@ -27,6 +27,8 @@ def check_loss(loss: object) -> None:
     if isinstance(loss, nn.Module) and type(loss).__module__ == _CRITERIA:
         raise _of_outputs(f"`nn.{type(loss).__name__}`", "criterion")
     name = getattr(loss, "__name__", "")
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        raise _of_outputs(f"the class `nn.{name}`", f"nn.{name}()")
     if name and getattr(functional, name, None) is loss:
         raise _of_outputs(f"`F.{name}`", f"F.{name}")
     if isinstance(getattr(loss, "__self__", None), nn.Module):

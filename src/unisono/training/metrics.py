@@ -96,7 +96,13 @@ class Metrics:
         words = ["outputs", "targets"] if len(names) == 2 else [f"part {name}" for name in names]
         for name, function in () if is_named else self._functions.items():
             check_function(f"metrics[{name!r}]", function, words)
-        found = {name: call(function) for name, function in self._functions.items()}
+        found = {}
+        for name, function in self._functions.items():
+            try:
+                found[name] = call(function)
+            except Exception as error:
+                error.add_note(f"This was in the metric {name!r}.")
+                raise
         if self._template is not None:
             whole = copy.deepcopy(self._template).to(device.torch)
             for chosen in plan.passes():

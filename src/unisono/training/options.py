@@ -15,6 +15,7 @@ from unisono.engine.step.transforms import Clipping, OnGradients
 from unisono.plan.samples import NUM_SEEDS
 from unisono.runtime.device import AUTO
 from unisono.runtime.habits import class_habits_met
+from unisono.runtime.plainfile import check_path
 from unisono.runtime.whole import check_whole
 from unisono.training.loss_function import check_function
 
@@ -80,7 +81,12 @@ class Precision:
     exact: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_among("precision", self.name, tuple(DTYPES))
+        if self.name not in DTYPES:
+            bits = next((one for one in _BITS if one in str(self.name).lower()), "")
+            raise ValueError(
+                f"`precision` must be one of {tuple(DTYPES)}, but is {self.name!r}: pass "
+                f'`precision="{_BITS.get(bits, "bf16")}"`, say.'
+            )
         _check_flag("exact", self.exact)
         is_given = isinstance(self.scaler, Scaler)
         is_enabled = isinstance(self.scaler, Scaler) and self.scaler.is_enabled()
@@ -145,6 +151,10 @@ class Schedule:
             )
 
 
+# What precisions are called elsewhere, by a part of the name, the longest first.
+_BITS = {"bf": "bf16", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
+
+
 @class_habits_met('Checkpoint("10min", keep=3)')
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -179,7 +189,11 @@ class Checkpoint:
         if self.every is not None:
             Every.read(self.every)
         _make_whole(self, "keep", at_least=1)
-        _check_among("resume", self.resume, RESUME)
+        if self.resume not in RESUME:
+            raise ValueError(
+                f"`resume` must be one of {RESUME}, but is {self.resume!r}: a run resumes from its "
+                f"`directory` by itself; other weights are loaded with `unisono.load_weights`."
+            )
         _check_among("options", self.options, TAKEN_FROM)
 
 
@@ -218,6 +232,8 @@ class RunOptions:
                 "`directory` must say where checkpoints go when `checkpoint` is given, but is "
                 'None: pass `directory="runs/mnist"`, say.'
             )
+        if self.directory is not None:
+            check_path("directory", self.directory)
         if self.directory is not None and not os.fspath(self.directory):
             raise ValueError(
                 "`directory` must name a folder, but is empty, as of a variable that is not set: "
@@ -297,7 +313,7 @@ class Every:
                 return cls(seconds=float(match[1]) * _UNITS_S[unit])
         raise ValueError(
             f'`{name}` must be a number of steps, or a text like "500 steps", '
-            f'"1 epoch" or "10min", but is {text!r}.'
+            f'"1 epoch" or "10min", but is {text!r}: pass `{name}="1 epoch"`, say.'
         )
 
     def is_due(self, *, steps: int, epoch_ended: int, seconds: float) -> bool:

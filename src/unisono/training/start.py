@@ -40,6 +40,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     _fix_shards(run, plan.samples)
     if run.goes_on:
         run.kept.last.pop("stopped_at", None)
+    _check_trainable(run)
     position = run.kept.position
     if position.batch and plan.samples != run.plan and not run.is_ahead:
         raise ValueError(
@@ -64,6 +65,15 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         )
     payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan))
     run.are_mixed = bool(payload)
+
+
+def _check_trainable(run: RunContext) -> None:
+    """Refuse a loop that can change nothing."""
+    if not any(parameter.requires_grad for parameter in run.kept.model.parameters()):
+        raise ValueError(
+            "the model must have parameters to train, but all have `requires_grad=False`: call "
+            "`requires_grad_(True)` on the layers that are to be trained."
+        )
 
 
 def _fix_shards(run: RunContext, samples: SamplePlan) -> None:

@@ -166,7 +166,8 @@ class Trainer:
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule.scheduler
-        given = [callbacks] if isinstance(callbacks, (Callback, type)) else list(callbacks)
+        is_one = isinstance(callbacks, Callback | type | str) or not isinstance(callbacks, Iterable)
+        given: list[Any] = [callbacks] if is_one else list(callbacks)  # type: ignore[arg-type]
         self.callbacks = list(Callbacks(given, self.directory))
         Callbacks(self.callbacks).keep_states(self.run.state)
         self._passes = Passes(self._context, self._computing, loss, embed)

@@ -16,7 +16,12 @@ from torch.nn.parameter import is_lazy
 
 from unisono.engine.splitting.balance import Unit, assigned, divide, is_divided, units_of
 from unisono.engine.splitting.device_transfers import device_transfers
-from unisono.engine.state.contents import check_unwrapped, move_in_place, owners_of_buffers
+from unisono.engine.state.contents import (
+    check_module,
+    check_unwrapped,
+    move_in_place,
+    owners_of_buffers,
+)
 from unisono.runtime.device import HOST, Device, count_of, read_name
 from unisono.runtime.notices import say, size
 from unisono.runtime.world import World, workers_per_gpu, world
@@ -79,10 +84,7 @@ def split(
 
 def check_can_be_cut(model: nn.Module) -> None:
     """Refuse what is no model that can be cut."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
-        )
+    check_module("model", model)
     check_unwrapped(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,12 +46,24 @@ def _updated(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
+def check_module(argument: str, given: Any) -> None:
+    """Refuse, with a TypeError, what is no module, and say what to pass."""
+    if isinstance(given, nn.Module):
+        return
+    seen = f"is of type {type(given).__name__}"
+    remedy = "pass the model itself"
+    if isinstance(given, type):
+        seen, remedy = f"is the class {given.__name__}", f"make one, as `{given.__name__}()`"
+    elif isinstance(given, str | os.PathLike):
+        seen, remedy = f"is {str(given)!r}", "make the model, then `unisono.load_weights` into it"
+    elif isinstance(given, list | tuple):
+        remedy = "pass one module, such as `nn.Sequential(*layers)`"
+    raise TypeError(f"`{argument}` must be a torch.nn.Module, but {seen}: {remedy}.")
+
+
 def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     """Refuse, before any training, what cannot be trained on a device."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
-        )
+    check_module("model", model)
     check_unwrapped(model)
     check_optimizer(optimizer, on_host=device.is_host)
     named = named_parameters(model, optimizer)

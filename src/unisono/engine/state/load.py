@@ -17,6 +17,7 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from unisono.engine.state.contents import check_module
 from unisono.engine.state.saved import bytes_at_most, read_tensors
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.folder import (
@@ -32,7 +33,7 @@ from unisono.runtime.checkpoint.sealed import CHUNK_BYTES, Sealed
 from unisono.runtime.device import HOST, is_on_host
 from unisono.runtime.dtypes import CODES
 from unisono.runtime.notices import named, shown
-from unisono.runtime.plainfile import path_given, written_whole
+from unisono.runtime.plainfile import check_path, path_given, written_whole
 
 TORCHS_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _NAMES_AT_MOST = 4  # in a message
@@ -59,6 +60,13 @@ def load_weights(
         FileNotFoundError: there is no such file.
         CheckpointError: the file is of another format, or does not fit the model.
     """
+    if isinstance(path, nn.Module):
+        raise TypeError(
+            "`path` must come first and `model` second, but a model comes first: write "
+            "`load_weights(path, model)`."
+        )
+    check_path("path", path)
+    check_module("model", model)
     refuse_url(path)
     path = path_given(path)
     tensors = tensors_of(model)
@@ -282,6 +290,11 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     They are written as safetensors, or with `torch.save` where the name ends as its files do.
     """
     path = path_given(path)
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"`path` must name a file, but {shown(path, 1000)} is a folder: pass a file in it, "
+            f"such as {shown(path / 'model.safetensors', 1000)}."
+        )
     is_torchs = path.suffix in TORCHS_SUFFIXES
     for name, tensor in tensors_of(model).items():
         if not is_torchs and str(tensor.dtype) not in CODES:

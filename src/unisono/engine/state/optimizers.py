@@ -108,10 +108,14 @@ def _module_of(function: Any) -> str:
 
 def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
     """Refuse, before any training, what cannot be split over workers with the same bits."""
-    if not isinstance(optimizer, optim.Optimizer):
+    given: object = optimizer
+    if not isinstance(given, optim.Optimizer):
+        seen, kind = f"is of type {type(given).__name__}", "torch.optim.Adam"
+        if isinstance(given, type):
+            seen, kind = f"is the class {given.__name__}", f"torch.optim.{given.__name__}"
         raise TypeError(
-            f"`optimizer` must be a torch.optim.Optimizer, but is of type "
-            f"{type(optimizer).__name__}: pass `torch.optim.Adam(model.parameters())`, say."
+            f"`optimizer` must be a torch.optim.Optimizer, but {seen}: pass "
+            f"`{kind}(model.parameters())`, say."
         )
     for member in members_of(optimizer).values():
         _check_one(member, on_host=on_host)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shlex
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -18,6 +20,21 @@ from unisono.tools.cli.run_command import run
 from unisono.tools.cli.views import checkpoints, compare, doctor, explain, report, top, where
 
 
+@contextlib.contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Say in one sentence what click says in four lines; without arguments, it shows the help."""
+    try:
+        yield
+    except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        names = [] if error.ctx is None else error.ctx.command_path.split()[1:]
+        command = " ".join(["unisono", *names])
+        told, _, meant = error.format_message().rstrip(".").partition(". Did you mean ")
+        meant = f"did you mean {meant}" if meant else f"see `{command} --help`."
+        raise Refusal(f"{told[:1].lower()}{told[1:]}: {meant}") from None
+
+
 class _Commands(click.Group):
     """The commands; descriptors 0 to 2 are open, and any encoding takes what is printed."""
 
@@ -26,6 +43,16 @@ class _Commands(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
         return super().main(*args, **kwargs)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """See click's; what is wrong is told in one sentence."""
+        with _in_one_sentence():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See click's; what is wrong is told in one sentence."""
+        with _in_one_sentence():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and (args[0].endswith(".py") or args[0][:2] in ("-n", "-m")):

@@ -6,6 +6,7 @@ README says what each is. The demo leaves nothing behind, however it ends.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import runpy
@@ -57,10 +58,18 @@ def new(name: str | None, file: Path | None, shows_all: bool) -> None:
         return
     if file is None and name not in found and Path(name).suffix:
         name, file = FIRST, Path(name)
-    if name not in found:
+    if name not in found and file is not None and name.endswith(".py"):
         raise Refusal(
-            f"NAME must be a recipe, or a file that ends in .py, but is {name!r}: use one that "
-            f"`unisono new --list` shows, or {name + '.py'!r}."
+            f"NAME must be a recipe where a FILE follows, but is {name!r}: use "
+            f"`unisono new {shlex.quote(name)}`, or `unisono new {FIRST} {shlex.quote(str(file))}`."
+        )
+    if name not in found:
+        close = difflib.get_close_matches(name, found, 1)
+        advice = f"use one that `unisono new --list` shows, or {name + '.py'!r}."
+        if close:
+            advice = f"did you mean `unisono new {close[0]}`? See `unisono new --list`."
+        raise Refusal(
+            f"NAME must be a recipe, or a file that ends in .py, but is {name!r}: {advice}"
         )
     source, _ = found[name]
     _write(source, Path(source.name) if file is None else file)

@@ -48,7 +48,8 @@ def read_hosts(
     if node_rank is None or not 0 <= node_rank < nnodes.most:
         raise Refusal(
             f"`--node-rank` must be the number of this host, 0 … {nnodes.most - 1}, another one on "
-            f"each of {nnodes.most}, but is {'not given' if node_rank is None else node_rank}."
+            f"each of {nnodes.most}, but is {'not given' if node_rank is None else node_rank}: add "
+            f"`--node-rank 0` on the first host, `--node-rank 1` on the next."
         )
     hosts = SeveralHosts(nnodes, node_rank, rendezvous or "")
     host, port = hosts.place

@@ -300,6 +300,11 @@ class Callback:
         """
 
 
+# Those that other libraries know by name.
+_NAMES = ("BestCheckpoint", "EMA", "EarlyStopping", "MLflow", "TensorBoard", "WandB")
+_OTHERWISE = "derive from it, or pass an instance"
+
+
 class Callbacks:
     """Calls callbacks one after the other, of which one may be `calling` now. Final.
 
@@ -310,9 +315,11 @@ class Callbacks:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 hint = ", not the class" if isinstance(callback, type) else ""
+                known = [one for one in _NAMES if str(callback).lower() == one.lower()]
+                remedy = f"pass `unisono.callbacks.{known[0]}()`" if known else _OTHERWISE
                 raise TypeError(
                     f"`callbacks` must be a list of `unisono.callbacks.Callback`{hint}, but has "
-                    f"{callback!r}: derive from it, or pass an instance."
+                    f"{callback!r}: {remedy}."
                 )
         self._callbacks: list[Callback] = list(callbacks)
         self._failed: list[Callback] = []
