@@ -283,3 +283,17 @@ def test_the_commands_move_the_finished_run_aside(tmp_path, small_library):
     page = report(history)
     moved = f"mv &#39;{tmp_path}/a run&#39; &#39;{tmp_path}/a run-before&#39;\n"
     assert moved in page
+
+
+def test_no_count_is_called_best():
+    from unisono.tools.report.history import is_at_least_as_good, word_of_best
+
+    assert [word_of_best(one) for one in ("seen/loss", "macro_f1", "area")] == ["Best"] * 2 + [
+        "Last"
+    ]
+    assert is_at_least_as_good("loss", 1.0, 2.0)
+    assert not is_at_least_as_good("loss", 3.0, 2.0)
+    assert is_at_least_as_good("accuracy", 3.0, 2.0)
+    assert not is_at_least_as_good("Accuracy", 1.0, 2.0)
+    assert is_at_least_as_good("area", 1.0, 2.0)
+    assert is_at_least_as_good("area", 3.0, 2.0)

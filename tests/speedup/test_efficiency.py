@@ -68,6 +68,20 @@ def test_turns_that_differ_are_told() -> None:
     assert row.epoch_s is None
 
 
+def test_nothing_limits_where_the_machine_is_busy() -> None:
+    steps = (timed_steps([told(0.04)] * 2), timed_steps([told(0.02, 0.02), told(0.04, 0.04)]))
+    row = efficiencies(Measured("cpu", 4, 32, None, 0, steps))[-1]
+    assert row.limit.startswith("Limit: cannot be told, as the machine is busy: turns of the same")
+    assert "2 workers differ by 100 %. End other programs and run it again." in row.limit
+
+
+def test_a_cause_costs_no_more_than_the_gap() -> None:
+    row = efficiencies(measured(told(0.04), told(0.015, 0.015, exchange_s=0.01)))[-1]
+    assert row.causes_s["exchange"] == pytest.approx(0.01)  # and contention is negative
+    assert "Limit: exchange" in row.limit
+    assert ", 5 ms; a step on 2 workers takes 25 ms, ideally 20 ms." in row.limit
+
+
 def test_steps_after_a_pause_are_left_out() -> None:
     times = told(0.04)
     times[:, :, 0] = 1e-4
@@ -76,9 +90,9 @@ def test_steps_after_a_pause_are_left_out() -> None:
 
 
 def test_what_dividing_the_optimizer_state_would_save_is_told() -> None:
-    two = replace(measured(told(0.04), told(0.02, 0.02)), state_bytes=8_000_000)
+    two = replace(measured(told(0.04), told(0.02, 0.02)), state_bytes=800_000_000)
     notes = " ".join(PlanAnswer("train.py", two, 2, None).as_json["notes"])
-    assert "saves each of 2 workers 7.63 MiB: it keeps 3.81 MiB of 7.63 MiB" in notes
+    assert "saves each of 2 workers 385 MiB: it keeps 381 MiB of 763 MiB" in notes
     whole = PlanAnswer("train.py", replace(two, state_bytes=0), 2, None).as_json["notes"]
     assert "zero" not in " ".join(whole)
 

@@ -147,6 +147,8 @@ def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list
 
 
 _NO_LIMIT = 0.05  # of a step's time: what costs less limits nothing
+_BUSY = 0.3  # of a step's time, by which turns differ where other programs use the machine
+_WORTH_BYTES = 64 << 20  # of memory, for which an advice is given
 CAUSES = {
     "shards": "they do not divide evenly, so some workers compute more",
     "contention": "workers slow each other: they share cores, memory bandwidth, caches, clock",
@@ -175,12 +177,20 @@ class Efficiency:
         """Say in a sentence what limits it."""
         if self.num_workers == 1:
             return "Limit: not known, as one worker alone was timed."
+        if self.turns_differ > _BUSY:
+            return (
+                f"Limit: cannot be told, as the machine is busy: turns of the same "
+                f"{self.num_workers} workers differ by {percent(self.turns_differ)}. End other "
+                f"programs and run it again."
+            )
         ideal_s = self.step_s - sum(self.causes_s.values())
         took = (
             f"a step on {self.num_workers} workers takes {duration(self.step_s)}, ideally "
             f"{duration(ideal_s)}"
         )
+        # Some causes may be negative: together they add up to what a step takes beyond the ideal.
         cost_s, cause = max((cost_s, cause) for cause, cost_s in self.causes_s.items())
+        cost_s = min(cost_s, self.step_s - ideal_s)
         if cost_s <= _NO_LIMIT * self.step_s:
             return f"Limit: none found; {took}."
         return f"Limit: {cause} ({CAUSES[cause]}), {duration(cost_s)}; {took}."
@@ -318,12 +328,13 @@ class PlanAnswer:
             f"Timed on {measured.device}: a batch of {measured.batch_size:,} in "
             f"{measured.num_shards:,} shards; without validation, checkpoints and starting up."
         )
-        if measured.state_bytes and most > 1:
-            state, sums = measured.state_bytes, measured.gradient_bytes
-            kept = state // most
+        state, sums = measured.state_bytes, measured.gradient_bytes
+        kept = state // most
+        saved = state - kept + sums
+        if state and most > 1 and saved >= _WORTH_BYTES:
             yield (
                 f"Where each worker has a replica, as on GPUs, UNISONO_EXCHANGE=zero saves each of "
-                f"{most} workers {size(state - kept + sums)}: it keeps {size(kept)} of "
+                f"{most} workers {size(saved)}: it keeps {size(kept)} of "
                 f"{size(state)} of optimizer state, and no sums of other workers' parameters, "
                 f"{size(sums)}, unless `clip_norm` or `on_gradients` reads them."
             )

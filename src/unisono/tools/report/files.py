@@ -154,8 +154,7 @@ def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
             change = {**DIAMONDS, "line": line, "legendgroup": run.name, "showlegend": is_first}
             label = f"{run.name}, validation"
             data.append(series_trace(run.validation[title], label, "", **change))
-    note = "Where curves are equal, the first is seen beneath the others. "
-    note += "Dotted, with diamonds: validation." if has_both else ""
+    note = "Dotted, with diamonds: validation." if has_both else ""
     return Figure(name(title), note, data, over_steps(data), 340 if is_wide else 280, is_wide)
 
 

@@ -183,7 +183,7 @@ class History:
     # each metric of training, and of evaluation
     means: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     validation: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
-    # least losses, greatest of others, with its step
+    # least losses, greatest scores, the last of what is neither, with its step
     best: dict[str, tuple[int, float]] = field(default_factory=dict)
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
     # of steps, by their names in the event file
@@ -245,10 +245,26 @@ class History:
         for name, value in event.means.items():
             self.validation[name].add(event.step, value)
             found = self.best.get(name)
-            is_loss = name.endswith("loss")
-            is_better = found is None or (value < found[1] if is_loss else value > found[1])
+            is_better = found is None or is_at_least_as_good(name, value, found[1])
             if math.isfinite(value) and is_better:
                 self.best[name] = event.step, value
+
+
+_LOWER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
+_HIGHER = ("accuracy", "f1", "auc", "auroc", "iou", "precision", "recall", "bleu", "dice", "r2")
+
+
+def word_of_best(metric: str) -> str:
+    """Say what the kept value of a metric is; of most metrics nobody knows what is good."""
+    return "Best" if metric.lower().endswith((*_LOWER, *_HIGHER)) else "Last"
+
+
+def is_at_least_as_good(metric: str, value: float, before: float) -> bool:
+    """Tell whether a later value of a metric is to be kept in the place of an earlier one."""
+    name = metric.lower()
+    if name.endswith(_LOWER):
+        return value < before
+    return value > before or not name.endswith(_HIGHER)
 
 
 def _numbers(steps: Iterable[StepDone]) -> list[int]:
@@ -290,4 +306,9 @@ def identity(history: History) -> dict[str, object]:
     """Return all that fixes the bits of a run, by name."""
     start = history.progress.first
     facts = start.identity if start else {}
-    return {key.replace("_", " "): value for key, value in facts.items()}
+    # So it is called in checkpoints.
+    words = {"as usual": "torch's defaults"}
+    return {
+        key.replace("_", " "): words.get(value, value) if isinstance(value, str) else value
+        for key, value in facts.items()
+    }

@@ -22,7 +22,7 @@ from typing import Any
 from unisono.runtime.notices import amount, count, duration, plural
 from unisono.tools.report import curves
 from unisono.tools.report.curves import small
-from unisono.tools.report.history import History, identity
+from unisono.tools.report.history import History, identity, word_of_best
 from unisono.tools.report.run_progress import RunProgress
 from unisono.tools.report.text import moment, name, plain, program_of, value
 from unisono.training.events.events import End, Failure, Interrupted, Start
@@ -92,8 +92,11 @@ def _tiles(history: History) -> Iterator[tuple[str, str, str]]:
     if loss is not None and loss.last is not None:
         yield "Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}"
     for metric, (step, found) in islice(history.best.items(), _BEST_AT_MOST):
-        word = "Best" if metric.endswith("loss") or metric == "accuracy" else "Highest"
-        yield f"{word} validation {metric}", amount(found), f"after {plural(step, 'step')}"
+        yield (
+            f"{word_of_best(metric)} validation {metric}",
+            amount(found),
+            f"after {plural(step, 'step')}",
+        )
     shards = progress.first.shards if progress.first else None
     workers = count(len(progress.ranks)) if progress.ranks else "–"
     yield "Workers", workers, plural(shards, "shard") if shards else ""
@@ -133,7 +136,7 @@ def _where(start: Start) -> dict[str, object]:
     facts = {
         "host": start.host,
         "parameters": None if start.num_parameters is None else count(start.num_parameters),
-        "workers at the begin": start.world_size,
+        "workers at the beginning": start.world_size,
         "loader processes a worker": start.loader_workers,
     }
     return found | {key: one for key, one in facts.items() if one is not None}
