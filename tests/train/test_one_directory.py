@@ -51,6 +51,12 @@ def test_the_same_trainer_again_has_nothing_to_do_or_goes_on(tmp_path):
     assert train(tmp_path, epochs=3) == train(None, epochs=3)
 
 
+def test_another_trial_takes_the_first_ones_weights_where_it_says_so(tmp_path):
+    once = train(tmp_path)
+    program = unisono.Checkpoint(options="program")
+    assert train(tmp_path, checkpoint=program, lr=0.1, seed=1) == once
+
+
 def test_a_cell_that_is_run_again_without_a_seed_has_nothing_to_do(tmp_path, monkeypatch):
     once = train(tmp_path)
     monkeypatch.setattr(resume, "in_notebook", lambda: True)

@@ -176,21 +176,23 @@ def test_a_plateaus_rate_changes_in_proportion(tmp_path):
 
 
 def test_a_run_says_what_is_overruled(tmp_path, capsys):
-    for lr in (0.1, 0.2):
+    for lr, steps in ((0.1, 3), (0.2, 4)):
         torch.manual_seed(0)
         model = nn.Linear(4, 2)
         run = unisono.Run(model, SGD(model.parameters(), lr=lr), shards=1, directory=tmp_path)
         list(run.steps(data(), batch_size=10, steps=0))
-        list(taken(run, loss, data(), batch_size=10, steps=3))
+        list(taken(run, loss, data(), batch_size=10, steps=steps))
     assert "lr: 0.2 given, 0.1 kept" in capsys.readouterr().err
 
 
-def test_a_sweep_in_one_directory_is_told_that_the_run_is_finished(tmp_path, capsys):
+def test_a_sweep_in_one_directory_is_refused(tmp_path, capsys):
     first = train(tmp_path, 3)
     assert "already finished" not in capsys.readouterr().out
-    assert train(tmp_path, 3, lr=0.2) == first
+    with pytest.raises(unisono.errors.CheckpointError, match="a directory for each"):
+        train(tmp_path, 3, lr=0.2)
+    assert "lr: 0.2 given, 0.1 kept" in capsys.readouterr().out
+    assert train(tmp_path, 3) == first
     out = capsys.readouterr().out
-    assert "lr: 0.2 given, 0.1 kept" in out
     assert out.count("the run is already finished, as it has come to epoch 0 and") == 1
     assert 'to train anew, pass `Checkpoint(resume="never")`' in out
 

@@ -90,7 +90,9 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
             _check_data(run, plan, answer["data"])
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
     checkpoints.note_beginning(begins_as)
-    if checkpoints.is_another and "path" in answer and not is_ahead and run.is_over(plan.totals):
+    takes_program = run.options.saving.options == OF_PROGRAM
+    is_done = "path" in answer and not is_ahead and run.is_over(plan.totals)
+    if checkpoints.is_another and is_done and not takes_program:
         _refuse_anothers_weights(checkpoints.directory)
 
 
