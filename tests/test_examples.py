@@ -21,6 +21,7 @@ SHORT = {
     "classifier": {"epochs=6": "steps=6"},
     "regression": {"FOLDS = 5": "FOLDS = 2", "epochs=10": "steps=6"},
     "language_model": {"64, 300": "16, 6", "every=100": "every=3", "num_layers=3": "num_layers=1"},
+    "speech": {"epochs=EPOCHS": "steps=6", "(600, 1)": "(100, 1)", "(100, 2)": "(20, 2)"},
     "fine_tuning": {"epochs=EPOCHS": "steps=6"},
     "gan": {"epochs=EPOCHS": "steps=6"},
     "contrastive": {"epochs=10": "steps=6"},
