@@ -9,32 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from unisono.training.hints import hint_for
+
 _SAMPLES_AT_MOST = 8
 _PACKAGE = __name__.partition(".")[0] + "."
-# What torch says, and what to write.
-_HINTS = {
-    r"\bDouble\b": "Arrays of numpy are float64, parameters float32: call `.float()` on samples.",
-    "shapes cannot be multiplied": "If samples have more dimensions than a linear layer takes, "
-    "begin with `nn.Flatten()`.",
-    "not compiled with CUDA|on the same device": "Unisono moves the model and batches to the "
-    "device of each worker: leave `.cuda()` and `.to(device)` out, and make new tensors with "
-    "`device=` of an input.",
-    "dtype to be Long|scalar type Long": "Labels are class numbers in int64: call `.long()`.",
-    "multi-target not supported": "Labels are of shape (samples,): call `.squeeze(1)` on them.",
-    r"^Target -?\d+ is out of bounds": "Labels are class numbers from 0, below the number of the "
-    "model's outputs.",
-    "index out of range in self": "Numbers that an embedding gets are below its `num_embeddings`.",
-    "'(list|str)' object has no attribute '(size|shape|dim|ndim|device|to|float|long)'": "Let a "
-    '`collate_fn` make tensors, or `with_format("torch")` of a `datasets.Dataset`.',
-    "got an unexpected keyword argument": "Name what the model takes of a batch, or leave the rest "
-    "out of samples (`remove_columns` of a `datasets.Dataset`).",
-}
 
 
 def failure(error: Exception, rank: int) -> bytes:
@@ -84,8 +67,7 @@ def heard_by_all(
 def note_place(error: BaseException, place: str) -> None:
     """Have an exception say where it was raised; what Unisono refuses says so itself."""
     if isinstance(error, Exception) and not _is_refusal(error):
-        hints = (f" {hint}" for form, hint in _HINTS.items() if re.search(form, str(error)))
-        error.add_note(f"This was {place}.{next(hints, '')}")
+        error.add_note(f"This was {place}. {hint_for(error)}".rstrip())
 
 
 def samples_in_words(indices: Sequence[int]) -> str:

@@ -1,0 +1,160 @@
+"""What may help with an exception of torch's, said only where the hint is about what failed.
+
+The words of an exception alone would mislead: "unexpected keyword argument" may be that of a
+mistyped option of a loss as well as a column that the model does not take.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from traceback import walk_tb
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_NN = f"{os.sep}torch{os.sep}nn{os.sep}"
+_OURS = __name__.partition(".")[0] + "."
+_PARTS_AT_MOST = 4096  # of a batch
+_LABELS = ("cross_entropy", "nll_loss")
+
+
+class _Raised(NamedTuple):
+    """An exception, and the frames that it came through, the outermost first."""
+
+    error: BaseException
+    frames: list[FrameType]
+
+    def is_within(self, *names: str) -> bool:
+        """Tell whether it was raised in torch.nn, in one of these functions; none: any."""
+        code = self.frames[-1].f_code
+        return _NN in code.co_filename and (not names or code.co_name in names)
+
+    def local(self, name: str) -> Any:
+        """Give a tensor that the function that raised was called with; None if it is none."""
+        value = self.frames[-1].f_locals.get(name)
+        return value if isinstance(value, torch.Tensor) else None
+
+
+def _is_of_labels(raised: _Raised) -> bool:
+    return raised.is_within(*_LABELS)
+
+
+def _has_one_column(raised: _Raised) -> bool:
+    target = raised.local("target")
+    return _is_of_labels(raised) and target is not None and target.shape[1:] == (1,)
+
+
+def _are_rows_of_classes(raised: _Raised) -> bool:
+    given, target = raised.local("input"), raised.local("target")
+    is_known = _is_of_labels(raised) and given is not None and target is not None
+    return is_known and given.shape == target.shape
+
+
+def _is_of_linear_layer(raised: _Raised) -> bool:
+    given = raised.local("input")
+    return raised.is_within("forward") and given is not None and given.ndim > 2
+
+
+def _is_of_model(raised: _Raised) -> bool:
+    """Tell whether it was raised by the call of a module that no other module has called."""
+    called = [f for f in raised.frames if f.f_code is nn.Module._call_impl.__code__]
+    return len(called) == 1 and not isinstance(called[0].f_locals["self"], nn.modules.loss._Loss)
+
+
+def _is_of_batch(raised: _Raised) -> bool:
+    """Tell whether what has no such attribute is a part of what the program has as its batch."""
+    names = (frame.f_globals.get("__name__", "") for frame in raised.frames)
+    at = next((at for at, name in enumerate(names) if not name.startswith(_OURS)), None)
+    if at is None:
+        return False
+    frame = raised.frames[at]
+    code, kept = frame.f_code, frame.f_locals
+    given = code.co_varnames[: code.co_argcount] if at else [*kept]  # a loss's, or a loop's
+    values = [kept[name] for name in given if name in kept]
+    return any(_holds(value, getattr(raised.error, "obj", None)) for value in values)
+
+
+def _holds(tree: Any, wanted: Any, depth: int = 3) -> bool:
+    if tree is wanted:
+        return wanted is not None
+    parts = [*tree.values()] if isinstance(tree, Mapping) else tree
+    if not depth or not isinstance(parts, (tuple, list)) or len(parts) > _PARTS_AT_MOST:
+        return False
+    return any(_holds(part, wanted, depth - 1) for part in parts)
+
+
+class _Hint(NamedTuple):
+    words: str  # of the exception
+    is_about: Callable[[_Raised], bool]
+    text: str
+
+
+_HINTS = (
+    _Hint(
+        r"\bDouble\b",
+        _Raised.is_within,
+        "Arrays of numpy are float64, parameters float32: call `.float()` on samples.",
+    ),
+    _Hint(
+        "shapes cannot be multiplied",
+        _is_of_linear_layer,
+        "Samples have more dimensions than the linear layer takes: begin with `nn.Flatten()`.",
+    ),
+    _Hint(
+        "not compiled with CUDA|on the same device",
+        lambda raised: True,
+        "Unisono moves the model and batches to the device of each worker: leave `.cuda()` and "
+        "`.to(device)` out, and make new tensors with `device=` of an input.",
+    ),
+    _Hint(
+        "dtype to be Long|scalar type Long",
+        _is_of_labels,
+        "Labels are class numbers in int64: call `.long()`.",
+    ),
+    _Hint(
+        "multi-target not supported",
+        _has_one_column,
+        "Labels are of shape (samples,): call `.squeeze(1)` on them.",
+    ),
+    _Hint(
+        "target with class probabilities|scalar type Long|multi-target not supported",
+        _are_rows_of_classes,
+        "Labels with a column for each class are probabilities in the dtype of the outputs: call "
+        "`.to(outputs.dtype)` on them, or `.argmax(1)` for class numbers.",
+    ),
+    _Hint(
+        r"^Target -?\d+ is out of bounds",
+        _is_of_labels,
+        "Labels are class numbers from 0, below the number of the model's outputs.",
+    ),
+    _Hint(
+        "index out of range in self",
+        lambda raised: raised.is_within("embedding"),
+        "Numbers that an embedding gets are below its `num_embeddings`.",
+    ),
+    _Hint(
+        "'(list|str)' object has no attribute '(size|shape|dim|ndim|device|to|float|long)'",
+        _is_of_batch,
+        'Let a `collate_fn` make tensors, or `with_format("torch")` of a `datasets.Dataset`.',
+    ),
+    _Hint(
+        r"forward\(\) got an unexpected keyword argument",
+        _is_of_model,
+        "Name what the model takes of a batch, or leave the rest out of samples (`remove_columns` "
+        "of a `datasets.Dataset`).",
+    ),
+)
+
+
+def hint_for(error: BaseException) -> str:
+    """Return what may help; empty if nothing is known."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if not frames:
+        return ""
+    raised, words = _Raised(error, frames), str(error)
+    fit = (hint.text for hint in _HINTS if re.search(hint.words, words) and hint.is_about(raised))
+    return next(fit, "")
