@@ -29,7 +29,7 @@ def nothing_is_set(monkeypatch):
 @pytest.mark.parametrize(
     ("set_to", "device", "name"),
     [
-        (None, CPU, "shared"),
+        (None, CPU, "auto"),
         (None, GPU, "staged"),
         (None, GPUS, "staged"),
         ("shared", CPU, "shared"),
@@ -85,6 +85,23 @@ def test_the_exchange_on_several_hosts(monkeypatch, set_to, device, replicas_for
     found = name_of_exchange(device, replicas_for=replicas_for, num_hosts=2)
     sgd = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
     assert chosen(found, sgd).__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("set_to", "kind", "name"),
+    [
+        ("auto", torch.optim.SGD, "SharedExchange"),
+        ("auto", torch.optim.Adafactor, "StagedExchange"),
+        ("shared", torch.optim.Adafactor, "SharedExchange"),
+        ("zero", torch.optim.Adafactor, "StagedExchange"),
+    ],
+)
+def test_workers_have_replicas_for_an_optimizer_of_whole_parameters(
+    monkeypatch, set_to, kind, name
+):
+    monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
+    optimizer = kind(nn.Linear(2, 1).parameters(), lr=0.1)
+    assert chosen(name_of_exchange(CPU), optimizer).__name__ == name
 
 
 def test_what_cannot_be_is_refused_when_a_run_is_made(monkeypatch):

@@ -220,9 +220,11 @@ def test_every_worker_has_the_optimizers_state_without_recovery_too(kind, worker
 
 
 @pytest.mark.slow
-def test_without_recovery_state_that_cannot_be_kept_stays_the_leads():
+@pytest.mark.parametrize(("exchange", "sizes"), [("auto", (6, 6)), ("shared", (6, 0))])
+def test_without_recovery_state_that_cannot_be_kept_stays_where_it_is(exchange, sizes, monkeypatch):
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
     leader, other = unisono.launch(train_and_look, Caching, [5], workers=2, restarts=0)
-    assert (leader[1], other[1]) == (6, 0)
+    assert (leader[1], other[1]) == sizes
 
 
 @pytest.mark.slow

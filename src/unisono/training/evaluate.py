@@ -19,6 +19,7 @@ from unisono.engine.step.loss import PendingLosses, name_of, read_loss
 from unisono.errors import MismatchError
 from unisono.plan.summation import ExactSum
 from unisono.training.computing import Computing
+from unisono.training.failures import note_place
 from unisono.training.first_steps import LabelCounts
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.loss_function import check_forward
@@ -127,7 +128,7 @@ def evaluate(
             pending = PendingLosses(sweep.device.copies())
             for part in parts_of(shards):
                 if loss is not None:
-                    value = read_loss(loss(model, part.data), part.num_samples)
+                    value = read_loss(_in_evaluation(loss, model, part.data), part.num_samples)
                     pending.losses.append((part.shard, value))
                     if len(pending.losses) == _PENDING_AT_MOST:
                         _add_all(sums, pending)
@@ -173,6 +174,21 @@ def evaluate_whole(
 
     found = evaluate(sweep, None, Metrics({"loss": of_batches}, rows_of))["loss"]
     return found if metrics is None else _joined(found, evaluate(sweep, None, metrics))
+
+
+def _in_evaluation(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batch: Any) -> Any:
+    """Compute a loss; what it raises says that this was an evaluation."""
+    try:
+        return loss(model, batch)
+    except Exception as error:
+        note_place(
+            error,
+            "in an evaluation, with the model in `eval()` and without gradients. If its output is "
+            "another one then, as a detector's boxes, have the loss return what it can "
+            "(`if not model.training: return torch.zeros(())`), and measure outputs with "
+            "`validate_metrics` and `validate_forward` (of `evaluate`: `metrics` and `forward`)",
+        )
+        raise
 
 
 def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,17 @@ import torch
 from torch import nn
 
 _NN = f"{os.sep}torch{os.sep}nn{os.sep}"
+NO_GRAPH = (
+    "gradients must be differentiated shard by shard, as the sum over shards, which other workers "
+    "have computed, too, has no graph: before a shard's loss is returned, or given to "
+    "`step.backward`, call `torch.autograd.grad(loss, parameters, create_graph=True)`; what you "
+    "make of it (a diagonal by Hutchinson, a gradient of each task) goes into a buffer, which "
+    '`buffers={name: "mean"}` averages over all samples before the optimizer reads it.'
+)
+_NO_GROUP = (
+    "Gradients are summed over all workers already, and each worker updates alike, so an optimizer "
+    "needs no collectives: pass one that calls none, such as `torch.optim.Muon`."
+)
 _OURS = __name__.partition(".")[0] + "."
 _PARTS_AT_MOST = 4096  # of a batch
 _LABELS = ("cross_entropy", "nll_loss")
@@ -37,6 +48,10 @@ class _Raised(NamedTuple):
         """Give a tensor that the function that raised was called with; None if it is none."""
         value = self.frames[-1].f_locals.get(name)
         return value if isinstance(value, torch.Tensor) else None
+
+
+def _is_of_optimizer(raised: _Raised) -> bool:
+    return any(isinstance(f.f_locals.get("self"), torch.optim.Optimizer) for f in raised.frames)
 
 
 def _is_of_labels(raised: _Raised) -> bool:
@@ -94,6 +109,12 @@ class _Hint(NamedTuple):
 
 
 _HINTS = (
+    _Hint(
+        "does not require grad and does not have a grad_fn",
+        _is_of_optimizer,
+        NO_GRAPH[0].upper() + NO_GRAPH[1:],
+    ),
+    _Hint("make sure to call init_process_group", _is_of_optimizer, _NO_GROUP),
     _Hint(
         r"\bDouble\b",
         _Raised.is_within,

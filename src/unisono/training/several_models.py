@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -31,6 +32,7 @@ def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
         _check_named("optimizer", optimizer, Optimizer)
         optimizer = SeveralOptimizers(optimizer)
     models: Mapping[str, nn.Module] = {}
+    _check_no_tensors(model)
     if isinstance(model, Mapping):
         _check_named("model", model, nn.Module)
         models, model = model, nn.ModuleDict(dict(model))
@@ -57,10 +59,22 @@ def check_names(optimizer: Optimizer, options: RunOptions) -> None:
 
 def check_one_model(model: Any) -> None:
     """Refuse, with a TypeError, several models where one loss trains one."""
+    _check_no_tensors(model)
     if isinstance(model, Mapping):
         raise TypeError(
             f"a Trainer must have one model, but is given {_listed(model)}: train several with "
             f"`unisono.Run`, whose steps have `step.update(name)`."
+        )
+
+
+def _check_no_tensors(model: Any) -> None:
+    """Refuse, with a TypeError, parameters without a module, as of an ensemble under vmap."""
+    if isinstance(model, Mapping) and any(isinstance(v, torch.Tensor) for v in model.values()):
+        raise TypeError(
+            "`model` must be a torch.nn.Module, but is a dict of tensors: register them, as in "
+            "`model = nn.ParameterList(tensors.values())`, make the optimizer from "
+            "`model.parameters()`, and have the loss call `torch.func.functional_call`, or "
+            "`torch.vmap` of it, with `dict(zip(tensors, model))`."
         )
 
 

@@ -21,6 +21,7 @@ from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.boundary import Boundary
 from unisono.training.callbacks.callback import DoneStep
 from unisono.training.failing_step import Explanation, failing_shard
+from unisono.training.hints import NO_GRAPH
 from unisono.training.whole_batch import (
     BatchRows,
     Embed,
@@ -176,7 +177,7 @@ class Step(DoneStep):
     def _indices(self, shard: int) -> list[int]:
         return self._loader.indices(self._at(shard))
 
-    def backward(self, loss: Any) -> None:
+    def backward(self, loss: Any, *, create_graph: bool = False) -> None:
         """Differentiate one shard's loss; once for each batch of :attr:`shards`.
 
         It takes the gradients: until the block ends there is nothing in ``.grad`` to read or edit,
@@ -188,6 +189,7 @@ class Step(DoneStep):
                 a sum over the global batch), or a dict with ``"loss"`` and further scalars or
                 pairs, or integers, which are added up. In it ``"per_sample"`` is a dict of tensors
                 with a row for each sample.
+            create_graph: must be False: call ``torch.autograd.grad(…, create_graph=True)`` before.
 
         Raises:
             TypeError, ValueError: it is no such loss.
@@ -201,6 +203,8 @@ class Step(DoneStep):
                 "`step.backward` must be called once for each batch of `step.shards`, but there "
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
+        if create_graph:
+            raise ValueError(NO_GRAPH)
         num_samples = self._shard_sizes[shard]
         self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         self._waiting = None

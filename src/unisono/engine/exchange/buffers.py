@@ -138,7 +138,7 @@ class Buffers:
         for tensor, place in zip(self._tensors, self._places, strict=True):
             tensor.data = place
         self.now = now
-        self._take(are_here=False)
+        self._take(now, are_here=False)
         self._copies.wait()
 
     def begin(self, step: int) -> None:
@@ -196,7 +196,10 @@ class Buffers:
         return [name for name, value in kept if not torch.equal(value, self.started(name))]
 
     def settle(self) -> None:
-        """Let an update of whole parameters see what was kept of others."""
+        """Let the program's code in an update see what the step will end with."""
+        if self._shared:
+            self._collect()
+            self._take(1 - self.now, are_here=self.is_kept_here)
         if self.moving is not None:
             self.moving.commit(1 - self.now)
 
@@ -205,7 +208,7 @@ class Buffers:
         self.now = 1 - self.now
         if self._shared:
             self._collect()
-            self._take(are_here=self.is_kept_here)
+            self._take(self.now, are_here=self.is_kept_here)
         if self.moving is not None:
             self.moving.commit(self.now)
 
@@ -228,11 +231,11 @@ class Buffers:
         for start, stop, here in self._pieces():
             self._copies.to_host(into[start:stop], here)
 
-    def _take(self, *, are_here: bool) -> None:
-        """Set the values from the present block on the host; or from here, if this gave them."""
+    def _take(self, copy: int, *, are_here: bool) -> None:
+        """Set the values from a block on the host; or from here, if this gave them."""
         if not self._shared:
             return
-        values = self._shared[self.now]
+        values = self._shared[copy]
         if self._is_host:
             self._bytes.copy_(values)
             return

@@ -24,14 +24,16 @@ _OTHERWISE = f"leave it out, or set {EXCHANGE_VARIABLE}={STAGED}"
 def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int = 1) -> str:
     """Find the exchange of a worker: what the environment names, or what is usual on its device.
 
+    On the CPU it remains for :func:`chosen` to say what is usual for an optimizer.
+
     Args:
         replicas_for: for what each worker must have a replica; empty: nothing.
     """
     name = os.environ.get(EXCHANGE_VARIABLE, AUTO)
     if name not in EXCHANGES:
         raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
-    if name == AUTO:
-        name = SHARED if device.is_host and not replicas_for else STAGED
+    if name == AUTO and (replicas_for or not device.is_host):
+        name = STAGED
     _check_fits(name, device, replicas_for)
     return name if num_hosts == 1 else name + _ON_HOSTS
 
@@ -88,11 +90,14 @@ def check_devices(name: str, device: Device, team: Team) -> None:
 def chosen(name: str, optimizer: Optimizer) -> type[Exchange]:
     """Find an exchange by what :func:`name_of_exchange` has given.
 
-    Where an optimizer looks at whole parameters, each worker has its whole state.
+    Where an optimizer looks at whole parameters, each worker has its whole state, as a program may
+    read it between steps; unless the environment names the exchange with one copy for all.
     """
     kind, is_on_hosts = name.removesuffix(_ON_HOSTS), name.endswith(_ON_HOSTS)
-    if kind == ZERO and not is_elementwise(optimizer):
+    if kind in (AUTO, ZERO) and not is_elementwise(optimizer):
         kind = STAGED
+    elif kind == AUTO:
+        kind = SHARED
     if kind in (SHARED, STAGED) and not is_on_hosts:
         return SharedExchange if kind == SHARED else StagedExchange
     # These need a torch that has process groups; those above do not.

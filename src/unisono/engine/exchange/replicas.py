@@ -18,6 +18,7 @@ from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.engine.exchange.snapshots import as_bytes
 from unisono.engine.state.optimizer_state import apply_state, take_state
+from unisono.engine.state.optimizers import is_elementwise
 from unisono.errors import CheckpointError
 from unisono.plan.shards import Piece, cut
 from unisono.runtime.device import in_memory_order
@@ -77,7 +78,10 @@ class ReplicaExchange(Exchange):
 
         Fused kernels pair elements by their places in memory, and state may be older than the
         layout: Adagrad makes its own before a program lays the model out with its channels last.
+        State of an optimizer that looks at whole parameters stays as that has laid it out.
         """
+        if not is_elementwise(self._optimizer):
+            return
         for parameter in self.parameters:
             state = self._optimizer.state.get(parameter, {})
             for name, value in state.items():

@@ -11,7 +11,7 @@ see the arena again. Parameters that the optimizer does not update stay changed 
 published for snapshots.
 
 Optimizers that are not element-wise cannot work on pieces: the leader updates whole parameters for
-all and alone has their state.
+all and alone has their state, where the environment asks for this exchange; else they get replicas.
 """
 
 from __future__ import annotations

@@ -157,7 +157,9 @@ def changed_in_a_pass(name: str) -> RuntimeError:
     return RuntimeError(
         f"forward and backward passes must leave parameters that an optimizer updates as they are, "
         f"as each worker computes only some of them, but `{name}` was changed: change it between "
-        f"two steps, or keep what passes change in a buffer (`register_buffer`)."
+        f"two steps, or keep what passes change in a buffer (`register_buffer`). If the first pass "
+        f"sets it from its samples, as ActNorm does, run the model once on one batch before the "
+        f"loop."
     )
 
 

@@ -175,6 +175,7 @@ class GradientHook:
         """Call it."""
         if not sums.meet(sums.exchange.all_sums, "sums"):
             return UpdateVerdict.LOST
+        sums.exchange.buffers.settle()
         self._seed("gradients")
         named = zip(sums.names, sums.exchange.whole, sums.present, strict=True)
         gradients = {name: total for name, total, is_there in named if is_there}
