@@ -1,10 +1,12 @@
 import pytest
 
 from unisono.tools.verify.findings import ok, wrong
+from unisono.tools.verify.print_hooks import numbers_in
 from unisono.tools.verify.sample_checks import check_evaluations, with_means_of_evaluations
 from unisono.tools.verify.trace import (
     Collective,
     EvaluationPass,
+    Iteration,
     RankTrace,
     TwoRuns,
 )
@@ -55,6 +57,45 @@ def test_what_ranks_evaluate(samples, calls, one, expected):
 def test_nothing_to_evaluate():
     assert verdicts(("", "")) == ("ok", "ok")
     assert verdicts(("", ""), how="stopped") == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("num_epochs", "num_idle", "expected"), [(3, 0, "ok"), (1, 0, "unknown"), (3, 1, "unknown")]
+)
+def test_a_program_without_an_evaluation_is_verified(num_epochs, num_idle, expected):
+    epochs = tuple(Iteration(epoch=epoch) for epoch in range(num_epochs))
+    ranks = (RankTrace(iterations=epochs, num_idle=num_idle, how="stopped"),) * 2
+    found = check_evaluations(TwoRuns(ranks))
+    assert [finding.verdict for finding in found] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("printed", "of_one", "expected"),
+    [
+        (("0.8333",), ("0.8333",), "wrong"),  # 5 of 6; one rank is given the repeats, too
+        (("0.47", "83.33"), ("0.45", "83.33"), "wrong"),  # rank 0's own loss before
+        (("0.8000",), ("0.8000",), "ok"),  # 4 of 5: repeats are left out
+        (("0.6931",), ("0.6931",), "unknown"),  # a mean of losses
+        (("0.8333",), ("0.8000",), "unknown"),
+        (("1.0000", "0.5000"), ("1.0000", "0.4000"), "unknown"),
+        ((), (), "unknown"),
+    ],
+)
+def test_what_is_printed_tells_whether_repeats_count(printed, of_one, expected):
+    gathered = (Collective("all_gather"),)
+    ranks = tuple(
+        RankTrace(evaluations=(EvaluationPass(tuple(s), tuple(s), (), gathered, printed),))
+        for s in ("abc", "dea")
+    )
+    one = RankTrace(evaluations=(EvaluationPass(tuple("abcde"), tuple("abcde"), printed=of_one),))
+    found = check_evaluations(TwoRuns(ranks, one))[1]
+    assert (found.check, found.verdict) == ("evaluation-counts-twice", expected)
+
+
+def test_numbers_are_found_in_what_is_printed():
+    assert numbers_in("epoch 3: accuracy 98.44%, loss 0.6931\n") == ["98.44", "0.6931"]
+    assert numbers_in("torch 2.13.0, v1.2, x0.5y") == []
+    assert numbers_in("\r 50%, 3.21it/s") == []
 
 
 def test_an_evaluation_that_was_cut_off_is_not_judged():

@@ -150,3 +150,31 @@ def test_batches_that_ranks_leave_out_at_the_end(left, of_one, expected):
     ranks = [trace(plan, num_left=n) for plan, n in zip(("abcd", "efgh"), left, strict=True)]
     one = trace("abcdefgh", num_left=of_one)
     assert verdicts(ranks, one)["samples-lost"] == expected
+
+
+def endless(rows, *, how="stopped"):
+    """Make a rank that trains with `rows`, two a step, again and again, without a loader."""
+    steps = [
+        OptimizerStep(number=n, micros=(Micro((), tuple(rows[2 * n % len(rows) :][:2])),))
+        for n in range(len(rows))
+    ]
+    return RankTrace(steps=tuple(steps), how=how)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "one", "expected"),
+    [
+        (("abcd", "efgh"), "abcdefgh", "unknown"),
+        (("abcd", "ijkl"), "abcdefghijkl", "wrong"),  # all take the fewest steps of their files
+        (("abcdef", "ghij"), "abcdefghijkl", "wrong"),
+    ],
+)
+def test_samples_that_no_rank_comes_to_are_found_without_a_loader(ranks, one, expected):
+    found = verdicts([endless(rows) for rows in ranks], endless(one))
+    assert found["samples-lost"] == expected
+
+
+def test_a_stream_that_never_repeats_is_not_judged():
+    steps = tuple(OptimizerStep(number=n, micros=(Micro((), (f"row {n}",)),)) for n in range(9))
+    ranks = [RankTrace(steps=steps[:4], how="stopped"), RankTrace(steps=steps[4:], how="stopped")]
+    assert verdicts(ranks, RankTrace(steps=steps, how="stopped"))["samples-lost"] == "unknown"

@@ -21,6 +21,7 @@ from unisono.runtime.launch.program import run_module, run_script
 from unisono.tools.verify.loader_hooks import LoaderHooks
 from unisono.tools.verify.module_hooks import ModuleHooks
 from unisono.tools.verify.optimizer_hooks import CollectiveHooks, ExactHooks, OptimizerHooks
+from unisono.tools.verify.print_hooks import PrintHooks
 from unisono.tools.verify.recorder import Limits, Recorder, copy_before_writing
 
 _SEED_OF_A_NEW_PROCESS = 67280421310721  # c10's default_rng_seed_val
@@ -58,6 +59,7 @@ def install_hooks(recorder: Recorder) -> None:
         OptimizerHooks(recorder, modules),
         LoaderHooks(recorder),
         CollectiveHooks(recorder),
+        PrintHooks(recorder),
         ExactHooks(recorder),
     ):
         hooks.install()

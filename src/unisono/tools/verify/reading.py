@@ -119,6 +119,7 @@ def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
         steps=tuple(reading.steps()),
         iterations=tuple(reading.iterations()),
         evaluations=tuple(reading.evaluations()),
+        num_idle=len(trace.loaders.keys() - {loader for loader, _ in trace.epochs}),
         how=trace.how,
     )
 
@@ -226,7 +227,9 @@ class _Reading:
             if event["t"] == "f" and event["f"] in self._trained:
                 yield from self._evaluation(between, is_finished=True)
                 between = []
-            elif event["t"] == "collective" or (event["t"] == "f" and self._evaluates(event)):
+            elif event["t"] in ("collective", "printed") or (
+                event["t"] == "f" and self._evaluates(event)
+            ):
                 between.append(event)
         yield from self._evaluation(between, is_finished=self._trace.how in ("ended", "stopped"))
 
@@ -235,7 +238,9 @@ class _Reading:
         passes = [event for event in events if event["t"] == "f" and self._samples(event)]
         if not passes:
             return
-        calls = [e for e in events[events.index(passes[0]) :] if e["t"] == "collective"]
+        since = events[events.index(passes[0]) :]
+        calls = [event for event in since if event["t"] == "collective"]
+        printed = [event["numbers"] for event in since if event["t"] == "printed"]
         whole: dict[tuple[int, int], tuple[str, ...]] = {}
         direct: list[str] = []
         for event in passes:
@@ -250,6 +255,7 @@ class _Reading:
             seen=tuple(name for event in passes for name in self._samples(event)),
             rows=tuple(row for event in passes for row in event["rows"]),
             collectives=tuple(Collective(**_fields(call)) for call in calls),
+            printed=tuple(text for numbers in printed for text in numbers),
             is_finished=is_finished,
         )
 

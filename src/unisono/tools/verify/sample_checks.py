@@ -95,6 +95,13 @@ def _samples_lost(seen: TwoRuns) -> Finding:
             return wrong(check, f"By the end {told}: {len(alone) - len(together)} are left out.")
         if together and together == alone:
             return ok(check, f"By the end ranks have trained with {len(together)}, as one rank.")
+    if (given := seen.rows_of_an_epoch()) is not None:
+        together = set().union(*given)
+        alone = {row for step in seen.one.steps for row in step.rows}
+        if together and together < alone:
+            told = f"ranks train again with the same {len(together)} samples, one rank with more"
+            remedy = "Let ranks share what is left over, or give each rank parts of one size."
+            return wrong(check, f"In their second epoch {told}, {len(alone)} so far.", remedy)
     return unknown(check, "Which samples an epoch has is not known: no DataLoader with a sampler.")
 
 
@@ -151,6 +158,10 @@ def _worst(seen: TwoRuns, check: str, judge: Callable[[str, Evaluation], Finding
         return in_order(found)[0]
     if seen.ended:
         return ok(check, "The program evaluates nothing.")
+    num_epochs = min(sum(i.role == "train" for i in rank.iterations) for rank in seen.ranks)
+    if num_epochs > 1 and not any(rank.num_idle for rank in seen.ranks):
+        told = f"No evaluation came between {num_epochs} epochs, and no loader waits for one."
+        return ok(check, told)
     why = "No evaluation was seen before the program was stopped."
     return unknown(check, why, "Let it run longer: `--steps`.")
 
@@ -181,7 +192,7 @@ def _partial(check: str, evaluation: Evaluation) -> Finding:
 
 
 def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
-    at, ranks, _ = evaluation
+    at, ranks, one = evaluation
     everything = {sample for rank in ranks for sample in rank.samples}
     num_twice = sum(len(rank.samples) for rank in ranks) - len(everything)
     is_whole = all(set(rank.samples) == everything for rank in ranks)
@@ -199,7 +210,32 @@ def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
     only_sums = all(call.name in _SUMS for call in calls)
     if only_sums or all(_tells_sizes(rank, ranks) for rank in ranks):
         return wrong(check, f"{told}, and count twice in what ranks put together.")
+    is_whole = sum(len(rank.seen) for rank in ranks) == len(everything) + num_twice
+    of_one = () if one is None or not is_whole else one.printed
+    for here, there in zip(ranks[0].printed, of_one, strict=False):
+        if here == there:  # else it is rank 0's own, as the loss of its part
+            once, twice = (_is_share(here, len(everything) + more) for more in (0, num_twice))
+            if twice and not once:
+                shown = f"{here} is a share of {len(everything) + num_twice}"
+                return wrong(check, f"{told}, and count twice in what is printed: {shown}.")
+            if once and not twice:
+                return ok(check, f"{told}; {here}, which is printed, counts each once.")
     return unknown(check, f"{told}; whether repeats are left out later cannot be seen.")
+
+
+_EXACT, _SURE = 1e-6, 0.03
+
+
+def _is_share(text: str, count: int) -> bool:
+    """Tell whether a printed number is so many of `count`, or in percent, but not none or all."""
+    digits = 0.5 * 10.0 ** -len(text.partition(".")[2])
+    for whole in (1.0, 100.0):
+        parts = float(text) / whole * count
+        tolerated = max(digits, _EXACT) / whole * count
+        is_whole = abs(parts - round(parts)) <= tolerated < _SURE
+        if is_whole and 0 < round(parts) < count:
+            return True
+    return False
 
 
 def _tells_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:

@@ -116,6 +116,7 @@ class EvaluationPass:
     seen: tuple[str, ...] = ()  # those that were computed; epochs are cut
     rows: tuple[str, ...] = ()  # digests of what the model was given of each
     collectives: tuple[Collective, ...] = ()  # since it began
+    printed: tuple[str, ...] = ()  # numbers with a decimal point, likewise
     is_finished: bool = True  # something came after it, or the program ended well
 
 
@@ -127,6 +128,7 @@ class RankTrace:
     steps: tuple[OptimizerStep, ...] = ()
     iterations: tuple[Iteration, ...] = ()
     evaluations: tuple[EvaluationPass, ...] = ()
+    num_idle: int = 0  # loaders that were made, and that nothing was read from
     # how its program ended: `"ended"`, `"stopped"` by the verifier, or why it did not
     how: str = "ended"
 
@@ -167,7 +169,24 @@ class TwoRuns:
             if first.role == role and len(known) == self.world_size:
                 yield known, one
 
+    def rows_of_an_epoch(self) -> list[set[str]] | None:
+        """Give what each rank trained with until it came again; None if on one nothing has."""
+        found = [_rows_until_again(rank.steps) for rank in self.ranks]
+        known = [rows for rows in found if rows is not None]
+        return known if len(known) == len(found) else None
+
     @property
     def ended(self) -> bool:
         """Whether the program ended by itself on all ranks, so that all of it was seen."""
         return all(rank.how == "ended" for rank in self.ranks)
+
+
+def _rows_until_again(steps: Sequence[OptimizerStep]) -> set[str] | None:
+    """Give what the model was given until it is given only what it had; None: it never is."""
+    seen: set[str] = set()
+    for step in steps:
+        rows = set(step.rows)
+        if rows and rows <= seen:
+            return seen
+        seen |= rows
+    return None

@@ -1,0 +1,45 @@
+"""Watches what a program prints: the numbers in it, as text, in order.
+
+What stands on the terminal is what people believe, whatever library has computed it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from unisono.tools.verify.recorder import Recorder, wrap
+
+_NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)|(?<![\w.])\d+\.\d+(?=%)")
+_REDRAWN = ("\r", "it/s", "s/it")  # a bar, with numbers of its own
+_TEXTS_AT_MOST = 10_000
+
+
+class PrintHooks:
+    """Hooks around the standard streams. Final."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._num_texts = 0
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                wrap(stream, "write", self._write)
+
+    def _write(self, before: Any, text: Any, *rest: Any) -> Any:
+        with self._recorder.guarded():
+            if found := numbers_in(text):
+                self._num_texts += 1
+                if self._num_texts <= _TEXTS_AT_MOST and not self._recorder.is_exact:
+                    self._recorder.write("printed", numbers=found)
+        return before(text, *rest)
+
+
+def numbers_in(text: Any) -> list[str]:
+    """Find the numbers with a decimal point in what is printed; none in a bar that is redrawn."""
+    if not isinstance(text, str) or any(mark in text for mark in _REDRAWN):
+        return []
+    return _NUMBER.findall(text)
