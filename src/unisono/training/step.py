@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +21,7 @@ from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.boundary import Boundary
 from unisono.training.callbacks.callback import DoneStep
 from unisono.training.failing_step import Explanation, failing_shard
+from unisono.training.given_gradients import check_given
 from unisono.training.hints import NO_GRAPH
 from unisono.training.whole_batch import (
     BatchRows,
@@ -210,7 +211,9 @@ class Step(DoneStep):
         self._waiting = None
         self._done.add(shard)
 
-    def update(self, *names: str) -> AbstractContextManager[Step]:
+    def update(
+        self, *names: str, gradients: Mapping[str, torch.Tensor] | None = None
+    ) -> AbstractContextManager[Step]:
         """Begin an update of some of the run's optimizers, within the block of the step.
 
         Collective. Used as ``with step.update("generator"):``, with a loop over :attr:`shards` as
@@ -221,16 +224,42 @@ class Step(DoneStep):
         has those of all, as ``"generator.loss"``, and the sum of losses, as ``"loss"``.
 
         Args:
-            names: of the optimizers, as the run has got them.
+            names: of the optimizers, as the run has got them; none, where there is one.
+            gradients: by the names of parameters, in the place of a loop over :attr:`shards`, for
+                an update whose gradient is no sum over shards (a hypergradient, Reptile's outer
+                step); the same on every worker. Of a parameter that is left out it is absent, and
+                ``{}`` skips the update.
 
         Raises:
+            MismatchError: workers give other gradients.
             ValueError: there are no such ones, or nothing reaches their parameters.
             RuntimeError: it is not used as said.
         """
-        raise ValueError(
-            "`step.update` is for runs with several optimizers, but this one has one: leave it "
-            "out, and write `with step:` alone."
-        )
+        if names or gradients is None:
+            raise ValueError(
+                "`step.update` is for runs with several optimizers, but this one has one: leave it "
+                "out, and write `with step:` alone; or give it `gradients`, without a name."
+            )
+        self._give(gradients)
+        return nullcontext(self)
+
+    def _give(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Do without passes, as the program has the gradients. Collective."""
+        if not self._entered or self._taken:
+            raise RuntimeError(
+                f"`step.update(gradients=…)` must be called once, within `with step:`, in the "
+                f"place of a loop over `step.shards`; in step {self.number} it is not."
+            )
+        engine, self._taken = self._engine, True
+        check_given(gradients, engine, self._boundary.run)
+        more: Sequence[int] | None = engine.begin_passes()
+        while more is not None:
+            for shard in more:
+                engine.give_shard(shard, gradients)
+                self._done.add(shard)
+            more = engine.arrive()
+        engine.end_passes()
+        self._have_all_arrived = True
 
     def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
         """Train on a loss over the features of the whole global batch, such as a contrastive one.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
+
+import torch
 
 from unisono.data.loader import Loader
 from unisono.engine.state.run_state import Position
@@ -89,7 +91,9 @@ class AlternatingStep(Step):
         self._batches_read: dict[int, Any] = {}  # for all updates, by shard
 
     @contextlib.contextmanager
-    def update(self, *names: str) -> Iterator[Step]:
+    def update(
+        self, *names: str, gradients: Mapping[str, torch.Tensor] | None = None
+    ) -> Iterator[Step]:
         """See :class:`Step`."""
         check_members(self._engine.members, names)
         if not self._entered or self._updating or (self._taken and not self._turn):
@@ -104,6 +108,8 @@ class AlternatingStep(Step):
         self._turn, self._updating = self._turn + 1, names
         self.is_done = self._is_finished = False
         try:
+            if gradients is not None:
+                self._give(gradients)
             yield self
         except BaseException as error:
             self._end_update(error)

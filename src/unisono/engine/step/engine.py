@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -29,7 +30,7 @@ from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.step.between_steps import BetweenSteps
-from unisono.engine.step.loss import check_differentiable, is_known_bad, read_loss
+from unisono.engine.step.loss import ShardLoss, check_differentiable, is_known_bad, read_loss
 from unisono.engine.step.loss_scaling import LossScaling, check_alone
 from unisono.engine.step.model_guard import ModelGuard, changed_in_a_pass
 from unisono.engine.step.records import Phase, PhaseTimers, Records, StepMeans
@@ -178,6 +179,21 @@ class StepEngine:
             self.exchange.publish(*finished)
         self.guard.guard_gradients()
         self.timers.lap(Phase.BACKWARD)
+
+    def give_shard(self, shard: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Take the gradients that a program gives for the whole step, as its first shard's."""
+        self.passes.start(shard)
+        self.guard.release_gradients()
+        is_first = shard == self._first_shard
+        for name, parameter in zip(self.sums.names, self.exchange.parameters, strict=True):
+            if is_first and name in gradients:
+                parameter.grad = gradients[name].detach().to(parameter, copy=True)
+        nothing = ShardLoss(torch.zeros(()), True, {"loss": (0.0, float(is_first))})
+        self.records.take(shard, nothing)
+        finished = self.passes.collect(shard)
+        if finished is not None:
+            self.exchange.publish(*finished)
+        self.guard.guard_gradients()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""

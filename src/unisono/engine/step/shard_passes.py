@@ -145,9 +145,14 @@ class ShardPasses:
         else:
             with published_early(exchange.parameters, stack, exchange, self.others):
                 self.differentiate(loss, share)
+        return self.collect(shard)
+
+    def collect(self, shard: int) -> Finished | None:
+        """Take the gradients in ``.grad`` as a shard's, and what it leaves in buffers."""
+        exchange = self._exchange
         for parameter in self.others:
             parameter.grad = None
-        finished = stack.push(shard)
+        finished = self.stack.push(shard)
         for parameter in exchange.fixed:
             parameter.grad = None
         if self.combined is not None:
