@@ -48,3 +48,21 @@ def test_a_run_over_batches_goes_on_with_every_other_exchange(monkeypatch, tmp_p
         there = functools.partial(train_there, directory=str(tmp_path))
         found = unisono.launch(there, device_of(exchange), steps, workers=workers)
         assert found == [in_shared_memory(steps)] * workers, exchange
+
+
+def train_patiently_there(device):
+    install(device)
+    return in_batches.train_patiently("tokens", device=device)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("exchange", [name for name in EXCHANGES if name != "shared"])
+def test_a_kill_costs_no_bit_on_any_exchange(monkeypatch, exchange):
+    skip_without(exchange)
+    expected = in_batches.train("tokens")
+    for variable, value in variables_of(exchange).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=4; kill:rank=0,step=11,at=update")
+    found = unisono.launch(train_patiently_there, device_of(exchange), workers=2)
+    assert [each[0] for each, _ in found] == [expected[0]] * 2
+    assert all(joined is not None and joined < 27 for _, joined in found)

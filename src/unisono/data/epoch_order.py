@@ -76,7 +76,7 @@ class EpochOrder:
         self._check_forgets()
 
     def __call__(self, epoch: int) -> torch.Tensor:
-        """Return the indices of an epoch: int64 of shape (num_samples,)."""
+        """Return the indices of an epoch, of shape (num_samples,); of a sampler's, int64."""
         return self._of(epoch).indices
 
     def starts(self, epoch: int) -> torch.Tensor:

@@ -5,7 +5,7 @@
     [[4, 0, 4], [7]]   ─►   indices 4 0 4 7,  starts 0 3 4        a batch sampler's
     [("a", 1), …]      ─►   indices of hashes, and which key each stands for
 
-Eight bytes an index and eight a batch: less than lists take.
+Of batches, four bytes an index and eight a batch: two epochs take less than the lists of one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unisono.runtime.device import array_of
 class Taken:
     """The order of an epoch, as a sampler says it."""
 
-    indices: torch.Tensor  # int64 of shape (samples,)
+    indices: torch.Tensor  # of shape (samples,), int64, or int32 where batches have no larger
     starts: torch.Tensor  # where batches begin, and the end; int64 of shape (batches + 1,)
     keys: Mapping[int, Any] | None = None  # what indices stand for; None: for themselves
     is_endless: bool = False  # whether it goes on
@@ -60,22 +60,34 @@ def read_batches(said: Any, at_most: int, at_least: int, argument: str, name: st
         batches: Iterator[Any] = iter(said)
     except TypeError:
         raise _no_batches(said, argument, name) from None
-    flat, starts, keys = array("q"), array("q", [0]), dict[int, Any]()
+    flat, starts, keys = array("i"), array("q", [0]), dict[int, Any]()
     for batch in batches:
         if len(starts) > at_most and len(flat) >= at_least:
             return Taken(_as_tensor(flat), _as_tensor(starts), keys or None, is_endless=True)
-        members = _members(batch, argument, name)
-        if members and (_is_key(members[0]) or keys):
+        members = batch if type(batch) is list else _members(batch, argument, name)
+        if keys or (members and type(members[0]) is not int and _is_key(members[0])):
             if flat and not keys:
                 raise _no_batches(batch, argument, name)
             members, more = _numbered(members, argument, name)
             keys |= more
         try:
-            flat.extend(members)
+            flat = _extended(flat, members)
         except (TypeError, OverflowError):
             raise _no_batches(batch, argument, name) from None
         starts.append(len(flat))
     return Taken(_as_tensor(flat), _as_tensor(starts), keys or None)
+
+
+def _extended(flat: array[int], members: Iterable[int]) -> array[int]:
+    """Add numbers, in wider ones once they need it; raises OverflowError where none is enough."""
+    num_before = len(flat)
+    try:
+        flat.extend(members)
+        return flat
+    except OverflowError:
+        if flat.typecode == "q":
+            raise
+        return _extended(array("q", flat[:num_before]), members)
 
 
 def _first(said: Any, at_most: int, argument: str, name: str) -> tuple[list[Any], bool]:
@@ -134,7 +146,8 @@ def _numbered(samples: Iterable[Any], argument: str, name: str) -> tuple[list[in
 
 def _as_tensor(numbers: Any) -> torch.Tensor:
     flat = numbers if isinstance(numbers, array) else array("q", numbers)
-    return torch.frombuffer(flat, dtype=torch.int64) if len(flat) else torch.empty(0).long()
+    dtype = torch.int64 if flat.typecode == "q" else torch.int32
+    return torch.frombuffer(flat, dtype=dtype) if len(flat) else torch.empty(0, dtype=dtype)
 
 
 def _ends(num_samples: int) -> torch.Tensor:

@@ -35,6 +35,7 @@ import torch
 
 NUM_SEEDS = 1 << 64  # of a generator of torch
 _INT32 = (1 << 31) - 1
+_AT_ONCE = 1 << 20  # indices
 ENDLESS = 1 << 62
 """How many samples a stream has that does not say it: one epoch is the whole run."""
 
@@ -167,7 +168,7 @@ class SamplePlan:
         if len(lengths) == len(order):
             return None
         begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        repeats = torch.empty_like(order)
+        repeats = torch.empty_like(places)
         repeats[places] = torch.arange(len(order), device=order.device) - begins
         return repeats
 
@@ -294,5 +295,6 @@ def _are_distinct(order: torch.Tensor) -> bool:
     if not len(order) or (end := int(order.max()) + 1) > 8 * len(order):
         return False
     is_seen = torch.zeros(end, dtype=torch.bool)
-    is_seen[order] = True
+    for some in torch.split(order, _AT_ONCE):
+        is_seen[some.long()] = True
     return int(is_seen.sum()) == len(order)

@@ -122,7 +122,8 @@ def _refuse_anothers_weights(directory: Path) -> None:
         f"`directory` must be one trainer's alone, but an earlier one of this program, which began "
         f"with other weights or options, has trained in {directory} as far as this one is to come, "
         f"so this one would train nothing and have the other's weights: pass a directory for each, "
-        f'such as `directory=f"runs/{{fold}}"`.'
+        f'such as `directory=f"runs/{{fold}}"`; if these weights are meant, use that trainer, or '
+        f"make the model and the optimizer as it had them, from the same seed."
     )
 
 
