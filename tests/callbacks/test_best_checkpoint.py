@@ -94,7 +94,8 @@ def test_a_folder_is_made(tmp_path):
     (tmp_path / "later").mkdir()
     fit.judge(rule, 2.0)
     [line] = fit.said
-    assert "later cannot be written (Is a directory): save elsewhere; training goes on." in line
+    assert "later is a folder: pass a file in it, such as" in line
+    assert line.endswith("model.safetensors; training goes on.")
 
 
 def data(num_samples):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import unisono
+from unisono.runtime.device import notices
 
 TWO = ["cpu", "cpu"]
 
@@ -331,8 +332,6 @@ def test_an_own_way_to_cut_and_to_gather():
 
 def test_devices_are_checked():
     module = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"has 0, and torch finds no accelerator .*pass .\[.cpu"):
-        unisono.DataParallel(module, [0, 1])
     with pytest.raises(ValueError, match="has cuda:0, and torch finds 0 of type cuda on this"):
         unisono.DataParallel(module, ["cuda:0"])
     with pytest.raises(TypeError, match=r"must name devices of torch, .* one is 'gpu0'"):
@@ -344,6 +343,14 @@ def test_devices_are_checked():
             unisono.DataParallel(module, TWO, shards=shards)
     with pytest.raises(TypeError, match=r"`module` must be a torch.nn.Module, but is <function"):
         unisono.DataParallel(F.relu, TWO)
+
+
+def test_numbers_are_the_cpu_where_there_is_no_accelerator(capfd):
+    notices().discard("no accelerator")
+    numbered = unisono.DataParallel(nn.Linear(2, 2), [0, 1], output_device=0)
+    assert numbered.device_ids == [torch.device("cpu")] * 2
+    assert numbered(torch.ones(4, 2)).shape == (4, 2)
+    assert capfd.readouterr().err.count("torch finds no accelerator here") == 1
 
 
 def test_a_module_that_is_elsewhere_is_refused():
