@@ -42,9 +42,11 @@ def save_in_a_worker(path):
 
 
 @pytest.mark.slow
-def test_saving_into_no_folder_fails_on_every_worker(tmp_path):
-    with pytest.raises(OSError, match=r"folder that is there .*\(No such file"):
-        unisono.launch(save_in_a_worker, tmp_path / "none" / "model.safetensors", workers=2)
+def test_saving_makes_the_folder_or_fails_on_every_worker(tmp_path):
+    path = tmp_path / "new" / "model.safetensors"
+    assert unisono.launch(save_in_a_worker, path, workers=2) == [True, True]
+    with pytest.raises(OSError, match=r"folder that can be made and written.*\(Not a directory"):
+        unisono.launch(save_in_a_worker, path / "model.safetensors", workers=2)
 
 
 def test_tied_weights_are_saved_once(tmp_path):
