@@ -57,6 +57,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         checkpoints.take_turn()
         return
     kept.recorded.look()
+    was_ahead = run.is_ahead
     begins_as = _told(run)
     settle_directory(run)
     found: FoundCheckpoint | None = None
@@ -87,12 +88,15 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         )
         if not is_ahead:
             run.plan = plan.samples
-            _check_data(run, plan, answer["data"])
+            # What callbacks had changed in the dataset was put back in the call before.
+            if not was_ahead or run.attributes is None:
+                _check_data(run, plan, answer["data"])
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
     checkpoints.note_beginning(begins_as)
     takes_program = run.options.saving.options == OF_PROGRAM
     is_done = "path" in answer and not is_ahead and run.is_over(plan.totals)
-    if checkpoints.is_another and is_done and not takes_program:
+    is_news = checkpoints.is_another and _told(run) != begins_as
+    if is_news and is_done and not takes_program:
         _refuse_anothers_weights(checkpoints.directory)
 
 
