@@ -45,7 +45,7 @@ def save_in_a_worker(path):
 def test_saving_makes_the_folder_or_fails_on_every_worker(tmp_path):
     path = tmp_path / "new" / "model.safetensors"
     assert unisono.launch(save_in_a_worker, path, workers=2) == [True, True]
-    with pytest.raises(OSError, match=r"folder that can be made and written.*\(Not a directory"):
+    with pytest.raises(OSError, match=r"folder that can be made and written.*\(File exists"):
         unisono.launch(save_in_a_worker, path / "model.safetensors", workers=2)
 
 
