@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,23 @@ def _begins(folder: Path, step: int, stops_at: int) -> None:
         _file("joined", str(step))
     if step == stops_at:
         _stop(folder, team)
-    wait_for_replacement(team)
+    if not any(folder.glob("found-*")):  # else the replacement has come to its end already
+        wait_for_replacement(_Waiting(team, folder))
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A team that a replacement may come to, as long as none has failed."""
+
+    team: Any
+    folder: Path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.team, name)
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        return self.team.is_asked_to_stop or any(self.folder.glob("found-*"))
 
 
 def _stop(folder: Path, team: Any) -> None:

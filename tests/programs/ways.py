@@ -185,7 +185,9 @@ def _judged(
         if len(found) < (start.workers or 1):
             return Outcome(trouble="a worker left without a word", said=said)
         if start.faults and not has_joined:
-            return Outcome(trouble="proves nothing: nobody has joined", said=said)
+            why = [_normal(one["error"]) for one in found if "error" in one]
+            said_why = "; ".join(why) or "nobody has joined"
+            return Outcome(trouble=f"proves nothing: {said_why}", said=said)
         results = {json.dumps([one["digests"], one["result"]], sort_keys=True) for one in found}
         return Outcome("|".join(sorted(map(_short, results))), said=said, cpu_s=cpu_s)
     errors = {_normal(one["error"]) for one in found if "error" in one}
