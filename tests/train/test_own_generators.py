@@ -9,8 +9,7 @@ import torch
 from tests.train import drawing
 
 import unisono
-from unisono.programs.generators import OwnGenerators
-from unisono.programs.walk import Walk
+from unisono.runtime.reach import OwnGenerators, reach
 
 
 @pytest.mark.slow
@@ -57,7 +56,7 @@ class Treacherous:
 
 
 def found(**roots):
-    return sorted(Walk(roots).generators)
+    return sorted(reach(roots).generators)
 
 
 def test_generators_are_named_by_the_way_to_them():

@@ -1,1 +1,0 @@
-"""What a program's own objects hold, and what may change when: one walk, one account."""
