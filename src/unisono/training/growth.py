@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import is_of_whole_batch, read_loss
+from unisono.runtime.training_progress import now
 from unisono.training.computing import is_compiled
 from unisono.training.run_context import RunContext
 from unisono.training.step import Step
@@ -131,6 +132,7 @@ class Growth:
                 engine.passes.start(shard)
             else:
                 engine.passes.seed("growth")
+                now().at = (*engine.passes.at, shard)
             buffers = engine.exchange.buffers.values()
             before = {name: one.detach().clone() for name, one in buffers.items()}
             with torch.no_grad():
