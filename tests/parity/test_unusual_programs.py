@@ -223,7 +223,11 @@ def predict_on_one_rank():
 def average_in_a_hook(use):
     trainer = make()
     average = AveragedModel(trainer.run.model)
-    update = lambda *_: average.update_parameters(trainer.run.model)  # noqa: E731
+
+    def update(*_):
+        if unisono.world().rank == 0:
+            average.update_parameters(trainer.run.model)
+
     trainer.run.optimizer.register_step_post_hook(update)
     trainer.fit(data(), batch_size=10, steps=2)
     getattr(trainer, use)(data(), batch_size=10, model=average)
