@@ -9,7 +9,8 @@ import torch
 from tests.train import drawing
 
 import unisono
-from unisono.runtime.reach import OwnGenerators, reach
+from unisono.programs.generators import OwnGenerators
+from unisono.programs.walk import Walk
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ class Treacherous:
 
 
 def found(**roots):
-    return sorted(reach(roots).generators)
+    return sorted(Walk(roots).generators)
 
 
 def test_generators_are_named_by_the_way_to_them():

@@ -29,9 +29,9 @@ import torch
 from unisono.data.sampler_reading import Taken, read_batches, read_samples
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.programs.generators import OwnGenerators
 from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.device import generators_put_back, num_threads, seed_generators
-from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
 
@@ -92,6 +92,22 @@ class EpochOrder:
     def keys(self, epoch: int) -> Mapping[int, Any] | None:
         """Return what the dataset is asked for, by number; None: for the numbers."""
         return self._of(epoch).keys
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """Return the order of an epoch that has begun; nothing of one that is long, or of keys."""
+        taken = self._taken.get(epoch)
+        if taken is None or taken.keys is not None or len(taken.indices) >= LONG:
+            return {}
+        return {"epoch": epoch, "indices": taken.indices, "starts": taken.starts}
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Take the order of an epoch from a run, whatever the sampler would say now."""
+        if not state:
+            return
+        epoch, taken = int(state["epoch"]), Taken(state["indices"], state["starts"])
+        self._check(taken, epoch)
+        self._taken = {epoch: taken}
+        self._num_batches[epoch] = len(taken.starts) - 1
 
     def _of(self, epoch: int) -> Taken:
         """Ask once for an epoch, of which few are kept.
@@ -257,3 +273,21 @@ def _given_back(memory: Memory, order: torch.Tensor) -> Iterator[memoryview]:
         num_bytes = min(_CHUNK_BYTES, order.nbytes - start)
         yield memory.view(start, num_bytes)
         memory.mapping.madvise(mmap.MADV_DONTNEED, start, num_bytes)
+
+
+class KeptOrder:
+    """The order of the epoch under way, as an object with a state. Final.
+
+    `epoch` returns its number. A sampler may follow what training has changed since it was asked.
+    """
+
+    def __init__(self, order: EpochOrder, epoch: Callable[[], int]) -> None:
+        self._order, self._epoch = order, epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order; nothing before the sampler was asked."""
+        return self._order.state(self._epoch())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the epoch the order that it began with."""
+        self._order.adopt(state)

@@ -123,6 +123,7 @@ class Reader:
         self._keys = keys
         self._draws = not lies_in_memory(dataset)
         self.takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
+        self._places: dict[int, int] = {}  # of samples that were read twice
         self._twice = SecondReading(collator) if self._draws or collator.is_programs else None
 
     def __call__(
@@ -147,12 +148,19 @@ class Reader:
         if self._twice is None or not self._twice.is_due():
             return
         few = _FEW if self.takes_many else 1
+        place_of, repeat_of = (
+            dict(zip(numbers, places, strict=True)),
+            dict(zip(numbers, again, strict=True)),
+        )
+        self._places |= {number: place_of[number] for number in numbers[:few]}
 
-        def read(seeds: int) -> Any:
-            repeats = [repeat + seeds for repeat in again[:few]]
-            return self.read(numbers[:few], places[:few], epoch, repeats)
+        def read(numbers: Sequence[int], seeds: int) -> Any:
+            repeats = [repeat_of.get(number, 0) + seeds for number in numbers]
+            return self.read(numbers, [self._places[n] for n in numbers], epoch, repeats)
 
-        self._twice.look(read, numbers[:few], epoch)
+        other = numbers[-few:]
+        self._places |= {number: place_of[number] for number in other}
+        self._twice.look(read, numbers[:few], other, epoch)
 
     def read(
         self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
