@@ -73,7 +73,8 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+    # torch calls all memory of accelerators shared.
+    return tensor.is_cpu and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
 
 
 def _storage(tensor: torch.Tensor) -> int:
