@@ -30,6 +30,7 @@ from unisono.runtime.device import drawn_so_far
 
 _PART_OF_TIME = 0.003
 _LONG_S = 0.1
+_DRAWN = "drawn"
 _RULE = (
     "a sample must depend on its index and the random numbers that are seeded for it alone, as "
     "what was read before differs with the number of workers, but"
@@ -109,14 +110,14 @@ class SecondReading:
         once = reading()
         # Some make their generators only when they are read for the first time.
         if is_first and self._collator.own.look():
-            before.put_back()
+            before = self._look()
             once = reading()
-        others: list[Callable[[], Any]] = [
-            lambda: self._reading(read, other, epoch, 0),
-            lambda: self._reading(read, numbers, epoch, 1),
-        ]
+        others: dict[str, Callable[[], Any]] = {
+            _DRAWN: lambda: self._reading(read, numbers, epoch, 1),
+            "another sample": lambda: self._reading(read, other, epoch, 0),
+        }
         if self._earlier is not None:
-            others.insert(0, self._earlier)
+            others["an earlier sample"] = self._earlier
         self._earlier = reading
         moments = [before] if self._begun is None else [before, self._begun]
         self._begun = moments[-1]
@@ -146,17 +147,17 @@ class SecondReading:
             with suppress(LoadingError):  # some do not take one sample
                 told += hashed(self._collator.collate(numbers, samples, epoch, seeds))
             drawn += hashed([drawn_so_far(), own.states()])
-        return {"told": told, "drawn": drawn}
+        return {"told": told, _DRAWN: drawn}
 
 
 def _reason(finding: Dependence) -> str:
     path = f"`{finding.path}`"
-    if finding.differs == "drawn":
+    if _DRAWN in (finding.differs, finding.after):
         kept = f"{path} keeps what was drawn when a sample was read first: {_APART}"
         return kept if finding.path else _KEPT
     if not finding.path:
         return _OTHERS
-    if finding.is_first:
+    if finding.after:
         return (
             f"{path} keeps something of the sample that is read first, and other samples depend on "
             f"it: compute it before training, from all samples or from fixed ones."

@@ -23,7 +23,7 @@ import re
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -75,6 +75,8 @@ class Holder(NamedTuple):
         """Return the path to one of the values."""
         if self.kind in (ENTRIES, ITEMS, FROZEN):
             return f"{self.path}[{name!r:.40}]"
+        if isinstance(self.names, Mapping):
+            return str(self.names.get(name, f"{self.path}.{name}"))
         return self.path if self.kind in _WHOLES else f"{self.path}.{name}".lstrip(".")
 
     @property
@@ -83,8 +85,9 @@ class Holder(NamedTuple):
         return id(self.owner), self.kind.name
 
     def shown(self, name: Any) -> str:
-        """Return the path as a program would write it."""
-        return _LAYERS.sub(r".\1", self.slot(name))
+        """Return the path as a program would write it, the same whatever comes first."""
+        is_whole = self.kind is ENTRIES and type(name) is not str
+        return _LAYERS.sub(r".\1", self.path if is_whole else self.slot(name))
 
 
 def same(one: Content, other: Content) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
@@ -77,16 +77,21 @@ class KeptProgram:
         self.is_cut = False
 
     def watch(
-        self, passes: Mapping[str, Any], between: Mapping[str, Any], loop: FrameType | None
+        self,
+        passes: Mapping[str, Any],
+        between: Mapping[str, Any],
+        loop: FrameType | None,
+        themselves: Collection[int] = (),
     ) -> None:
         """Note what all is like that some objects lead to, before anything is put back.
 
         `passes`: what passes read; `between`: what runs between steps alone; `loop`: the frame of
-        a loop of the program's own.
+        a loop of the program's own; `themselves`: identities of objects whose attributes are
+        saved elsewhere.
         """
         self._after = None
         state = {id(tensor) for tensor in self._tensors().values()}
-        walk = Walk(passes, elsewhere=state, layers=set(map(id, self._model.modules())))
+        walk = Walk(passes, state, set(map(id, self._model.modules())), themselves)
         num_read = len(walk.holders)
         walk.extend({} if loop is None else {"": loop})
         num_seeded = len(walk.holders)  # of generators before it all are, with the default ones
@@ -104,7 +109,10 @@ class KeptProgram:
                 continue
             known = before.get(holder.identity)
             if known is not None:
-                place = known._replace(holder=holder, is_read_in_passes=at < num_read)
+                content = known.content
+                if holder.names is not None:
+                    content = _with_more(content, then, known.holder.names or ())
+                place = _Place(holder, content, known.copy, at < num_read)
             else:
                 copied = account.copy(holder)
                 if holder.kind is h.DRAWN:
@@ -373,6 +381,13 @@ class KeptProgram:
     def _may_put_back(self, place: _Place) -> bool:
         identity = place.holder.identity
         return not any(stored[:2] == identity for stored in self._stored)
+
+
+def _with_more(content: Content, now: Content, known: Collection[str]) -> Content:
+    """Return the content, and what now has names that were not known then."""
+    both = dict(zip(*content, strict=True))
+    both |= {name: value for name, value in zip(*now, strict=True) if name not in known}
+    return tuple(both), tuple(both.values())
 
 
 def _in_table(layer: nn.Module, name: str) -> Any:

@@ -18,6 +18,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class Dependence(NamedTuple):
     differs: str  # what the computation came to otherwise
     is_of_rank: bool = False  # it asks which worker this is
     is_plain: bool = False  # a number or a text is kept
-    is_first: bool = False  # what something else has left makes the difference
+    after: str = ""  # which other computation has left what makes the difference
 
 
 class Rehearsal(NamedTuple):
@@ -51,7 +52,7 @@ class Rehearsal(NamedTuple):
         look: returns the account of what the program keeps now.
         again: computes it again, from what the program keeps then.
         elsewhere: likewise, as another worker.
-        others: compute something else; each is tried before this.
+        others: by name, compute something else; each is tried before this.
         written: places that this computation was seen to write to, also at earlier moments.
     """
 
@@ -59,7 +60,7 @@ class Rehearsal(NamedTuple):
     again: Callable[[], Seen]
     written: set[tuple[int, str]]
     elsewhere: Callable[[], Seen] | None = None
-    others: Sequence[Callable[[], object]] = ()
+    others: Mapping[str, Callable[[], object]] = MappingProxyType({})
 
     def judge(self, begun: Sequence[Account], known: Seen) -> Dependence | None:
         """Compare; leaves what the program keeps as it finds it.
@@ -82,13 +83,15 @@ class Rehearsal(NamedTuple):
         if differs := difference(known, seen):
             if self.elsewhere and not difference(known, self._from(left)):
                 return Dependence("", differs, is_of_rank=True)
-            return self._culprit(written, begun[0], left, known, differs)
+            late = [change.holder for change in left.changes()]  # what only now is written to
+            return self._culprit([*written, *late], begun[0], left, known, differs)
         if not written:
             return None
         grown = [change.holder for change in left.changes()]
         for before in begun:
-            if differs := self._after_others(before, left):
-                return self._culprit(written, before, left, known, differs, first=True)
+            for name in self.others:
+                if differs := self._after(name, before, left):
+                    return self._culprit(written, before, left, known, differs, name)
         for more in _FURTHER if grown else ():
             left.put_back()
             for holder in grown:
@@ -105,19 +108,20 @@ class Rehearsal(NamedTuple):
         account.put_back()
         return self.again()
 
-    def _after_others(self, before: Account, left: Account) -> str | None:
-        """Compute this after something else, and alone, from what was kept before."""
+    def _after(self, name: str, before: Account, left: Account) -> str | None:
+        """Compute this alone and after something else, from what was kept before."""
+        self._begin(before, left)
+        alone = self.again()
+        self._begin(before, left, name)
+        return difference(alone, self.again())
+
+    def _begin(self, before: Account, left: Account, name: str = "") -> None:
+        """Have what was kept before, and compute something else."""
         left.put_back()
         before.put_back(self._is_written)
-        alone = self.again()
-        for other in self.others:
-            left.put_back()
-            before.put_back(self._is_written)
-            with suppress(Exception):
-                other()
-            if differs := difference(alone, self.again()):
-                return differs
-        return None
+        with suppress(Exception):
+            if name:
+                self.others[name]()
 
     def _culprit(
         self,
@@ -126,25 +130,21 @@ class Rehearsal(NamedTuple):
         left: Account,
         known: Seen,
         differs: str,
-        *,
-        first: bool = False,
+        after: str = "",
     ) -> Dependence:
         """Find the place that makes the difference when it alone is what it was before."""
         for holder in written:
-            left.put_back()
-            if first:
-                before.put_back(self._is_written)
-                for other in self.others:
-                    with suppress(Exception):
-                        other()
+            if after:
+                self._begin(before, left, after)
             else:
+                left.put_back()
                 self.again()
             before.put_back(partial(operator.is_, holder))
             if not difference(known, self.again()):
-                return _finding(holder, before, left, differs)._replace(is_first=first)
-        if not (first and written):
+                return _finding(holder, before, left, differs)._replace(after=after)
+        if not (after and written):
             return Dependence("", differs)
-        return _finding(written[0], before, left, differs)._replace(is_first=True)
+        return _finding(written[0], before, left, differs)._replace(after=after)
 
     def _further_culprit(
         self, grown: Sequence[Holder], left: Account, known: Seen, differs: str, more: int

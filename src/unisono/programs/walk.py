@@ -87,6 +87,7 @@ class Walk:
     Args:
         elsewhere: the identities of tensors that are kept by other means.
         layers: the identities of the modules that hold them.
+        themselves: the identities of objects whose attributes they save and load themselves.
 
     Attributes:
         holders: the places that hold values, nearer ones first.
@@ -102,6 +103,7 @@ class Walk:
         roots: Mapping[str, Any],
         elsewhere: Collection[int] = (),
         layers: Collection[int] = (),
+        themselves: Collection[int] = (),
     ) -> None:
         self.holders: list[Holder] = []
         self.paths: dict[int, str] = {}
@@ -111,7 +113,8 @@ class Walk:
         self.names: set[str] = set()
         self.of_modules: set[int] = set()
         self.is_cut = False
-        self._elsewhere, self._layers = elsewhere, layers
+        self._elsewhere, self._layers, self._themselves = elsewhere, layers, themselves
+        self._spaces: dict[int, dict[str, str]] = {}  # of modules and classes: names, with paths
         self._default = default_generators()
         self.extend(roots)
 
@@ -240,7 +243,22 @@ class Walk:
                 spaces[f"{path}.{name}"] = vars(module)
         chosen = sorted(name for name in names if not name.startswith("__"))
         for where, there in spaces.items():
-            yield from self._hold(where, h.NAMES, there, chosen, own=True)
+            yield from self._of_space(where, there, str(there.get("__name__")), there, chosen)
+
+    def _of_space(
+        self, path: str, owner: Any, key: str, space: Mapping[str, Any], names: Collection[str]
+    ) -> Iterator[Found]:
+        """Hold names of a module or a class: one place, whatever leads to it."""
+        known = self._spaces.get(id(owner))
+        if known is None:
+            known = self._spaces[id(owner)] = {}
+            holder = self._note(path, h.NAMES, owner, known, own=True)
+            self.holders[-1] = holder._replace(key=f"{h.NAMES.name} of {key}")
+        for name in names:
+            if name not in known:
+                known[name] = f"{path}.{name}".lstrip(".")
+                if name in space and type(space[name]) not in _LEAVES:
+                    yield known[name], space[name], True
 
     def _of_frame(self, path: str, frame: types.FrameType) -> Iterator[Found]:
         code = frame.f_code
@@ -259,7 +277,8 @@ class Walk:
                 continue
             members = vars(each)
             names = [name for name in members if name[:2] != "__"]
-            yield from self._hold(path, h.NAMES, each, names, own=True)
+            key = f"{each.__module__}.{each.__qualname__}"
+            yield from self._of_space(path, each, key, members, names)
             yield from (
                 (f"{path}.{name}", member, True)
                 for name, member in members.items()
@@ -293,12 +312,25 @@ class Walk:
                 self._note(path, h.TABLE, value, _LAYER_TABLES, own=own)
         elif isinstance(value, torch.optim.Optimizer):
             without = _OF_OPTIMIZER
-        if h.attributes_of(value) is not None:
+        if id(value) in self._themselves:
+            yield from _within(path, h.attributes_of(value) or {}, own=own)
+        elif h.attributes_of(value) is not None:
             yield from self._hold(path, h.ATTRIBUTES, value, without, own=own)
         if slots := h.slots_of(kind):
             yield from self._hold(path, h.SLOTS, value, slots, own=own)
         if own:
             yield f"{path}.{kind.__name__}", kind, False
+
+
+def _within(path: str, table: Mapping[str, Any], *, own: bool) -> Iterator[Found]:
+    """Return what is in some attributes, and in lists there, but not these themselves."""
+    for name, value in table.items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        yield from (
+            (f"{path}.{name}" if parts[0] is value else f"{path}.{name}[{at}]", part, own)
+            for at, part in enumerate(parts)
+            if not isinstance(part, _CONTAINERS)
+        )
 
 
 def default_generators() -> dict[int, Any]:

@@ -118,11 +118,19 @@ def _watch_program(run: RunContext, plan: LoopPlan) -> None:
         passes = dict(zip(names, map(programs_own, run.functions), strict=False))
         passes |= {"on_gradients": run.options.on_gradients, "model": run.kept.model}
         passes |= {**plan.program, "sampler": plan.reading.sampler}
-        run.program_kept.watch(passes, between, run.frame)
+        run.program_kept.watch(passes, between, run.frame, set(_schedules_in(run.kept.state)))
         # The run may have been taken up without any.
         kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
         if isinstance(kept, Mapping):
             run.program_kept.load_state_dict(kept)
+
+
+def _schedules_in(state: Any) -> Iterator[int]:
+    """Return the identities of schedules, which save their attributes, in others, too."""
+    for each in state.values() if isinstance(state, Mapping) else state:
+        if isinstance(each, LRScheduler):
+            yield id(each)
+            yield from _schedules_in(vars(each).get("_schedulers", ()))
 
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:

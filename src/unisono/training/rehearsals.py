@@ -255,11 +255,11 @@ class Rehearsals:
             return  # that is explained where the step fails
         check()
         earlier = self._earlier.get(name)
-        others: list[Callable[[], object]] = []
-        if self._trains:
-            others = [partial(with_other_weights, spare)]
+        others: dict[str, Callable[[], object]] = {}
         if earlier is not None:
-            others.insert(0, earlier)
+            others["an earlier shard"] = earlier
+        if self._trains:
+            others["other weights"] = partial(with_other_weights, spare)
         self._earlier[name] = compute
         rehearsal = Rehearsal(
             self.look,
