@@ -547,13 +547,14 @@ def a_default_device_that_is_set(device):
             is_alone = unisono.world().world_size == 1
             options = {"directory": folder} if is_alone else {}
             trainer = make(device, Replacing, torch.optim.Adafactor, clip_norm=1.0, **options)
-            trainer.fit(data(40), batch_size=10, steps=3, validate=data(17))
+            rows = Subset(data(43), range(40))
+            trainer.fit(rows, batch_size=10, steps=3, validate=data(17))
             if is_alone:
                 trainer = make(device, Replacing, torch.optim.Adafactor, clip_norm=1.0, **options)
-            trainer.fit(Subset(data(43), range(40)), **FIT)
-            rows = trainer.predict(data(17), batch_size=9).tolist()
+            trainer.fit(rows, **FIT)
+            predicted = trainer.predict(data(17), batch_size=9).tolist()
             means = trainer.evaluate(data(17), batch_size=9)
-        return trainer.digest(), rows, means, fitted(device, precision="fp16"), optimizers(device)
+        return trainer.digest(), predicted, means, fitted(device, precision="fp16"), optimizers(device)
     finally:
         torch.set_default_device(None)
 
