@@ -426,7 +426,7 @@ def test_what_passes_store_is_left_alone():
     kept.stored_in_passes(before.changes())
     thing.last, thing.tau, thing.bank[4] = 3.0, 4.0, "newer"
     (values,) = kept.state_dict()["values"].values()
-    assert values == {"slots": {"tau": 4.0}, "gone": []}
+    assert values == {"slots": {"tau": 4.0}, "gone": [], "rest": []}
 
 
 def test_what_is_set_before_the_first_step_comes_back_with_the_first_snapshot():

@@ -224,6 +224,8 @@ class Packer:
             return {"@": kind.__name__, "of": self.pack(value.__func__)}
         elif isinstance(value, weakref.ref):
             return {"@": "weak", "of": self.pack(value())}
+        elif kind in h.VIEWS:
+            return {"@": "view of a dict", "kind": kind.__name__, "of": self.pack(h.viewed(value))}
         elif h.is_frozen(kind) or isinstance(value, _VALUES):
             return self._of_value(value)
         elif type(value).__name__ in ("builtin_function_or_method", "method_descriptor"):
@@ -414,6 +416,9 @@ class Unpacker:
             return self._function(packed)
         if mark in ("staticmethod", "classmethod"):
             return {"staticmethod": staticmethod, "classmethod": classmethod}[mark](self.unpack(of))
+        if mark == "view of a dict":
+            kinds = {kind.__name__: make for kind, make in h.VIEWS.items()}
+            return kinds[packed["kind"]](self.unpack(of))
         if mark == "weak":
             return weakref.ref(self.unpack(of))
         if mark == "value":

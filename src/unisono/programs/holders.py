@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import gc
 import functools
 import operator
 import os
@@ -434,6 +435,19 @@ _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))
 _ITERATORS: set[Any] = {type(iter(each)) for each in _ITERABLES}
 _ITERATORS |= {zip, map, filter, enumerate, reversed, type(reversed([]))}
+
+
+VIEWS: dict[Any, Callable[[Any], Any]] = {
+    type({}.keys()): dict.keys,
+    type({}.values()): dict.values,
+    type({}.items()): dict.items,
+    types.MappingProxyType: types.MappingProxyType,
+}
+
+
+def viewed(value: Any) -> Any:
+    """Return the dict behind one of `VIEWS`."""
+    return next(iter(gc.get_referents(value)))
 
 
 def is_iterator(value: Any) -> bool:

@@ -22,8 +22,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from unisono.errors import CheckpointError, MismatchError
 from unisono.programs import holders as h
@@ -145,7 +147,7 @@ class KeptProgram:
             self._apply(self._loaded)
             drawn = self.drawn
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now
-        self._after = self._changed()
+        self._after = tree_map(_kept_apart, self._changed())
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
@@ -388,6 +390,13 @@ def _with_more(content: Content, now: Content, known: Collection[str]) -> Conten
     both = dict(zip(*content, strict=True))
     both |= {name: value for name, value in zip(*now, strict=True) if name not in known}
     return tuple(both), tuple(both.values())
+
+
+def _kept_apart(value: Any) -> Any:
+    """Copy a tensor or an array, which the program may go on to change."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _in_table(layer: nn.Module, name: str) -> Any:

@@ -203,6 +203,8 @@ class Walk:
             yield f"{path}.__func__", value.__func__, False
         elif isinstance(value, types.BuiltinFunctionType):
             yield path, value.__self__, False
+        elif kind in h.VIEWS:
+            yield path, h.viewed(value), is_own
         elif isinstance(value, functools.partial):
             yield path, value.func, is_own
             yield f"{path}.args", value.args, is_own

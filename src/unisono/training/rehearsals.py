@@ -44,6 +44,8 @@ from unisono.training.run_context import RunContext
 from unisono.training.step import AT_FIRST, Step, is_due
 
 _WHOLE = 32 << 20  # bytes of a tensor; of a larger one some are looked at
+_SAMPLED = 4096  # bytes of a parameter
+_OF_TORCHMETRICS = "._update_count"
 _OTHERWISE = 1 << 20  # bytes of weights that are changed for a while
 _MUST = "the loss function and the model must depend on the shard alone, but"
 _IN_TIME = (
@@ -232,7 +234,7 @@ class Rehearsals:
         `restart` makes random numbers and buffers those before, `check` refuses what a pass must
         not do in words of its own.
         """
-        before = self._look_again()
+        before, fixed = self._look_again(), self._fixed()
         begun = self._begun.setdefault(name, before)
 
         def compute(
@@ -250,6 +252,9 @@ class Rehearsals:
                 compute(spare=spare)
 
         once = compute()
+        for path in itertools.chain.from_iterable(each.paths for each in before.changes()):
+            if path.endswith(_OF_TORCHMETRICS):  # which is read later, after passes
+                raise self._refusal(Dependence(path, "what it computes"))
         if not once or any(word in once.get("`loss`", "") for word in ("nan", "inf")):
             before.put_back()
             return  # that is explained where the step fails
@@ -271,8 +276,15 @@ class Rehearsals:
         moments = [before] if begun is before else [before, begun]
         finding = rehearsal.judge(moments, once)
         if finding is not None:
-            raise self._refusal(finding)
+            moved = [name for name, now in self._fixed().items() if fixed[name] != now]
+            raise self._refusal(finding._replace(path=finding.path or "".join(moved[:1])))
         before.put_back()
+
+    def _fixed(self) -> dict[str, str]:
+        """Hash some of each parameter that no optimizer updates."""
+        updated = updated_parameters(self._model, self._run.kept.optimizer)
+        named = self._model.named_parameters()
+        return {name: hashed(each, _SAMPLED) for name, each in named if name not in updated}
 
     @staticmethod
     def without_training(
@@ -364,7 +376,7 @@ class Rehearsals:
             )
         if finding.path:
             remedy = _IN_TIME if finding.is_plain else _OF_TENSORS
-            if not self._trains or finding.path.endswith("._update_count"):
+            if not self._trains or finding.path.endswith(_OF_TORCHMETRICS):
                 remedy = _OF_METRICS
             return RuntimeError(
                 f"`{finding.path}` carries over from one shard to the next, and {finding.differs} "
