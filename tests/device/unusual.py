@@ -554,7 +554,8 @@ def a_default_device_that_is_set(device):
             trainer.fit(rows, **FIT)
             predicted = trainer.predict(data(17), batch_size=9).tolist()
             means = trainer.evaluate(data(17), batch_size=9)
-        return trainer.digest(), predicted, means, fitted(device, precision="fp16"), optimizers(device)
+        found = trainer.digest(), predicted, means
+        return *found, fitted(device, precision="fp16"), optimizers(device)
     finally:
         torch.set_default_device(None)
 
