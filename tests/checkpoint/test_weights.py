@@ -463,6 +463,7 @@ def test_a_damaged_file_says_nothing_raw(tmp_path, data):
 def test_a_folder_that_is_not_there_is_told_in_characters_that_can_be_shown(tmp_path):
     stands_in_the_way = tmp_path / os.fsdecode(b"\x1b[31m \xff")
     stands_in_the_way.touch()
-    with pytest.raises(OSError, match=r"\\x1b\[31m \\udcff") as caught:
+    words = r"\\x1b\[31m \\udcff/weights cannot be written \(File exists\): save elsewhere"
+    with pytest.raises(FileExistsError, match=words) as caught:
         save_weights(plain(), stands_in_the_way / "weights")
     assert str(caught.value).isprintable()

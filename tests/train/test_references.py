@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import Callback
+from unisono.engine.exchange.references import References
 
 
 def data():
@@ -213,3 +214,13 @@ def test_nothing_is_kept_where_nobody_looks():
                 for (rows,) in step.shards:
                     step.backward(model[2](model[1](model[0](rows)[0])).square().mean())
             assert run._context.engine.exchange.references.all == []
+
+
+def test_on_accelerators_what_a_program_took_counts_and_nothing_else(accelerator):
+    """torch calls all of their memory shared; who believed that would compare it in each step."""
+    model = nn.Linear(3, 3).to("sim")
+    assert References(list(model.parameters()), ()).all == []
+    taken = model.weight.data
+    (found,) = References(list(model.parameters()), ()).all
+    assert found.parameter is model.weight
+    assert found.there.data_ptr() == taken.data_ptr()
