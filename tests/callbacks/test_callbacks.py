@@ -1,7 +1,9 @@
 """When the methods of callbacks run, and what becomes of what they raise."""
 
+import collections
 import json
 import shutil
+import threading
 
 import pytest
 import torch
@@ -31,8 +33,11 @@ def make(*callbacks, **options):
     return unisono.Trainer(model, optimizer, options.pop("loss"), callbacks=callbacks, **options)
 
 
-class Notes(list):
-    """A list that does not go back with the run, as it is no plain one."""
+class Notes(threading.local, collections.UserList):
+    """A list that does not go back with the run, as it belongs to the process."""
+
+    def __reduce__(self):
+        return list, (list(self),)
 
 
 class Seen(Callback):
@@ -215,7 +220,7 @@ def test_a_callback_with_a_state_goes_on_where_the_run_does(tmp_path):
     folder = sorted((tmp_path / "checkpoints").iterdir())[-1]
     facts = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     kept = next(fact["state"] for fact in facts if "state" in fact)
-    kept.pop("unisono.attributes")  # what callbacks change beside that; here nothing
+    kept.pop("unisono.program")  # what callbacks change beside that; here nothing
     assert kept == {"Counts": {"steps": 12}, "Counts 2": {"steps": 12}}
 
 

@@ -16,7 +16,7 @@ from unisono.data import fingerprint as module
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import fingerprint_of_data
 from unisono.errors import LoadingError
-from unisono.runtime.held import hashed
+from unisono.programs.hashes import hashed
 
 
 class Made(Dataset):

@@ -19,10 +19,11 @@ from tests.warm import processes as warm
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
-from unisono.data import epoch_order, loader, second_reading
+from unisono.data import epoch_order, loader
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, ShardPosition, upcoming
 from unisono.data.loader_processes import LoaderProcesses, read_message, write_message
+from unisono.data.second_reading import SecondReading
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import host, num_threads
 from unisono.runtime.signals import ENDING_SIGNALS
@@ -217,7 +218,7 @@ def test_a_long_order_is_made_in_the_worker_alone_and_one_is_kept(monkeypatch):
 def test_processes_go_on_over_the_ends_of_epochs_and_read_nothing_beyond_the_last(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e-9)  # samples are compared once
+    monkeypatch.setattr(SecondReading, "is_due", lambda self: False)
 
     def say(index):
         with (tmp_path / "read").open("a") as file:
@@ -226,8 +227,7 @@ def test_processes_go_on_over_the_ends_of_epochs_and_read_nothing_beyond_the_las
 
     seen = batches(Each(say), 2, steps=12)
     assert len({int(pid) for batch in seen for pid in batch} - {os.getpid()}) == 2
-    # Each process reads its first sample twice more.
-    assert (tmp_path / "read").stat().st_size == sum(map(len, seen)) + 2 * 2
+    assert (tmp_path / "read").stat().st_size == sum(map(len, seen))
 
 
 def test_one_thread_reads_and_a_loader_process_is_no_worker(monkeypatch):
@@ -611,3 +611,21 @@ def test_loader_processes_die_with_their_worker_whatever_they_do(monkeypatch):
     alone = augmenting.train(Stuck(), 0)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=1")
     assert unisono.launch(augmenting.train, Stuck(), 2, workers=2) == [alone] * 2
+
+
+def test_a_subset_means_what_it_holds_when_it_is_read():
+    def read():
+        found = fetch(torch.tensor([0, 1]))
+        return (found[0] if type(found) is tuple else found).tolist()
+
+    rows = torch.arange(8.0)
+    for indices in ([0, 1, 2], np.array([0, 1, 2]), torch.tensor([0, 1, 2])):
+        for dataset in (TensorDataset(rows), rows):
+            subset = Subset(dataset, indices)
+            fetch = fetcher(Subset(subset, [2, 0]))
+            assert read() == [2, 0]
+            indices[2], indices[0] = 7, -2
+            assert read() == [7, 6]
+            indices[2], indices[0] = 2, 0
+            subset.indices = [5, 5, 5]
+            assert read() == [5, 5]

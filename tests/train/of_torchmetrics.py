@@ -307,6 +307,6 @@ def calling(holder, *, trains):
 @pytest.mark.parametrize("holder", ["model", "loss.there"])
 def test_an_object_that_a_loss_calls_is_refused(holder, trains):
     """It would keep what one worker computes, and `compute` would give another on each."""
-    words = rf"`{holder}\.f1\._update_count` goes on .* to `fit\(validate_metrics=…\)`"
+    words = rf"`{holder}\.f1\._update_count` carries over .* to `fit\(validate_metrics=…\)`"
     with pytest.raises(RuntimeError, match=words):
         calling(holder, trains=trains)

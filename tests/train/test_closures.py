@@ -10,7 +10,7 @@ from tests.train import closures
 from torch import nn
 
 import unisono
-from unisono.runtime.reach import reach
+from unisono.programs.walk import Walk
 
 
 @pytest.mark.parametrize("name", closures.OPTIMIZERS)
@@ -51,7 +51,7 @@ def test_a_step_of_an_earlier_loop_is_not_looked_into_as_the_programs_own(optimi
     step = next(run.steps([torch.zeros(3)] * 4, batch_size=2, steps=1))
     assert type(step) is not unisono.training.step.Step
     step.again(lambda batch: model(batch).mean())
-    assert reach({"step": step}).holders == []
+    assert Walk({"step": step}).holders == []
 
 
 def test_the_loss_of_a_step_is_that_of_its_first_evaluation():

@@ -1,7 +1,6 @@
 """A loss or a model that goes on from shard to shard is refused in the first step, by name."""
 
 import collections
-import contextlib
 import itertools
 import math
 import os
@@ -18,12 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import unisono
-from unisono.training import fit
 
 GLOBAL = {"calls": 0}
-EACH = "goes on from shard to shard, and each worker computes others:"
-IN_TIME = f"{EACH} take the step from `unisono.progress()`, set a value"
-OF_TENSORS = f"{EACH} keep a buffer of the model (`register_buffer`)"
+CARRIES = "carries over from one shard to the next, and `loss` depends on it, but each worker"
+IN_TIME = f"{CARRIES} computes different shards: take the step from `unisono.progress()`, set a"
+OF_TENSORS = f"{CARRIES} computes different shards: keep a buffer of the model (`register_buffer`)"
 
 
 def net():
@@ -53,7 +51,7 @@ class Centres(nn.Module):
         outputs = model(batch[0])
         with torch.no_grad():
             self.centres.index_add_(0, batch[1], outputs)
-        return F.cross_entropy(outputs, batch[1])
+        return F.cross_entropy(outputs, batch[1]) + (outputs - self.centres[batch[1]]).norm()
 
 
 class Inner(nn.Module):
@@ -75,7 +73,7 @@ def within(kind):
 class Counting(Inner):
     def forward(self, x):
         self.calls += 1
-        return self.inner(x)
+        return self.inner(x) * self.calls
 
 
 class Remembering(Inner):
@@ -113,7 +111,7 @@ def seen():
     def loss(model, batch):
         value = cross_entropy(model, batch)
         kept.append(value.item())
-        return value
+        return value - sum(kept) / len(kept)
 
     return loss
 
@@ -132,7 +130,7 @@ def queue():
 
 def of_a_global(model, batch):
     GLOBAL["calls"] += 1
-    return cross_entropy(model, batch)
+    return cross_entropy(model, batch) * GLOBAL["calls"]
 
 
 def by_rank(model, batch):
@@ -171,15 +169,15 @@ class Drawing(Inner):
 class OfTheClass(Inner):
     def forward(self, x):
         OfTheClass.steps += 1
-        return self.inner(x)
+        return self.inner(x) * OfTheClass.steps
 
 
 def counts_in_c(model, batch, numbers=itertools.count()):  # noqa: B008
-    return cross_entropy(model, batch) * (1 + next(numbers) // 10_000)
+    return cross_entropy(model, batch) * (1 + next(numbers) / 10_000)
 
 
 def hidden():
-    """Nobody can see how far it is."""
+    """Nobody can put it back."""
     numbers = (number for number in range(1_000))
     return lambda model, batch: cross_entropy(model, batch) * (1 + next(numbers))
 
@@ -189,7 +187,7 @@ def samples_seen():
 
     def loss(model, batch):
         numbers.update(batch[0][:, 0].tolist())
-        return cross_entropy(model, batch) * (1 if len(numbers) < 1000 else 2)
+        return cross_entropy(model, batch) * (1 + len(numbers) / 1000)
 
     return loss
 
@@ -206,23 +204,23 @@ def features_of_the_first():
 
 REFUSED = {
     "samples": (samples_seen, net, f"`loss.numbers` {OF_TENSORS}"),
-    "first": (features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {EACH}"),
+    "first": (features_of_the_first, net, f"`loss.__defaults__[0]['mean']` {CARRIES}"),
     "bound": (lambda: Annealed().bound, net, f"`loss.calls` {IN_TIME}"),
-    "default": (lambda: counts_in_c, net, "`loss.__defaults__[0]` goes on"),
-    "class": (lambda: cross_entropy, within(OfTheClass), "`model.within.OfTheClass.steps` goes on"),
-    "hidden": (hidden, net, "computed twice, from the same samples, random numbers, parameters"),
+    "default": (lambda: counts_in_c, net, "`loss.__defaults__[0]` carries over"),
+    "class": (lambda: cross_entropy, within(OfTheClass), "`model.within.OfTheClass.steps` carries"),
+    "hidden": (hidden, net, f"`loss.numbers` {IN_TIME}"),
     "least": (Least, net, f"`loss.least[0]` {IN_TIME}"),
-    "drawn": (lambda: cross_entropy, Drawing, f"`model.matrix` {EACH}"),
+    "drawn": (lambda: cross_entropy, Drawing, f"`model.matrix` {CARRIES}"),
     "object": (Annealed, net, f"`loss.calls` {IN_TIME}"),
     "closure": (nonlocal_calls, net, f"`loss.calls` {IN_TIME}"),
     "global": (lambda: of_a_global, net, f"`loss.GLOBAL['calls']` {IN_TIME}"),
-    "list": (seen, net, f"`loss.kept` {OF_TENSORS}"),
-    "queue": (queue, net, f"`loss.negatives` {OF_TENSORS}"),
+    "list": (seen, net, "`loss.kept["),
+    "queue": (queue, net, "`loss.negatives["),
     "centres": (Centres, net, f"`loss.centres` {OF_TENSORS}"),
     "module": (lambda: cross_entropy, within(Counting), f"`model.within.calls` {IN_TIME}"),
-    "last": (lambda: cross_entropy, within(Remembering), "computed twice, from the same samples"),
-    "rank": (lambda: by_rank, net, "`loss` is another one where RANK and WORLD_SIZE are another"),
-    "size": (lambda: by_variable, net, "`noticed` is another one where RANK and WORLD_SIZE are"),
+    "last": (lambda: cross_entropy, within(Remembering), f"`model.within.last` {OF_TENSORS}"),
+    "rank": (lambda: by_rank, net, "`loss` changes when RANK and WORLD_SIZE are those of another"),
+    "size": (lambda: by_variable, net, "`noticed` changes when RANK and WORLD_SIZE are those of"),
 }
 
 
@@ -244,7 +242,7 @@ def test_what_only_validations_keep_is_named(name):
     with pytest.raises(RuntimeError) as caught:
         trainer.evaluate(by_sign(40), batch_size=8)
     said = str(caught.value).replace("result 0", "`loss`").replace("result 1", "`noticed`")
-    assert words.partition(EACH)[0] in said
+    assert words.replace("least[0]", "last").partition("carries")[0] in said
 
 
 class Indexed:
@@ -310,10 +308,10 @@ def read_alone():
 
 
 def test_other_processes_read_what_the_loop_began_with():
-    """So what a loss stores cannot reach them; what it keeps of samples is named all the same."""
-    for make, words in ((curriculum, None), (hard_examples, "`loss.hard` goes on from shard to")):
+    """What a loss stores would reach them at another moment, so it is named with them, too."""
+    for make, words in ((curriculum, "`loss.level`, which the"), (hard_examples, "`loss.hard`, ")):
         loss, data = make()
-        with pytest.raises(RuntimeError, match=words) if words else contextlib.nullcontext():
+        with pytest.raises(RuntimeError, match=f"but they change {words}"):
             train(loss, net(), loader_of(data, 16, num_workers=1))
 
 
@@ -360,8 +358,8 @@ def with_net(make):
     return loss, net(), data
 
 
-READS = "but they change `loss.{}`, which the data set reads, and each"
-IN_PLACE = "but they change their batch in place, and with it the data set"
+READS = "but they change `loss.{}`, which the dataset reads, and each"
+IN_PLACE = "but they change their batch in place, and with it the dataset"
 PROGRAMS = {
     **{
         name: (lambda make_loss=loss, make_model=model: (make_loss(), make_model()), words)
@@ -428,6 +426,12 @@ class Notes:
         return F.cross_entropy(outputs, batch[1]) * norm
 
 
+def counts(model, batch, seen=[], numbers=itertools.count()):  # noqa: B006, B008
+    GLOBAL["calls"] += 1
+    seen.append(next(numbers))
+    return cross_entropy(model, batch)
+
+
 def noting_features(model, outputs, last=[None]):  # noqa: B006
     last[0] = outputs
     return outputs.pow(2).mean()
@@ -440,6 +444,7 @@ def noting_shapes(model, batch, sizes={}):  # noqa: B006
 WELCOME = {
     "notes": (Notes(), net),
     "notes of features": (unisono.WholeBatch(noting_shapes, noting_features), net),
+    "counts": (counts, net),
     "plain": (cross_entropy, net),
     "stores": (cross_entropy, Stores),
     "in place": (in_place, net),
@@ -500,7 +505,7 @@ def test_features_that_differ_are_refused():
     def embed(model, batch):
         return model(batch[0] + next(numbers))
 
-    with pytest.raises(RuntimeError, match=r"computed twice, .*, result 0 is another one"):
+    with pytest.raises(RuntimeError, match=r"`embed\.numbers` carries over"):
         train(unisono.WholeBatch(embed, lambda model, outputs: outputs.pow(2).mean()), net())
 
 
@@ -521,18 +526,16 @@ def test_models_of_custom_loops_are_rehearsed_but_not_the_body():
     assert len(losses) == 12
     with computed_once():
         assert own_loop(Stores()) == (digest, losses)
-    for kind, words in ((Counting, "`model.calls` goes on"), (Remembering, "computed twice, from")):
+    for kind, words in ((Counting, "`model.calls` carries"), (Remembering, "`model.last` carries")):
         with pytest.raises(RuntimeError, match=words):
             own_loop(kind())
 
 
-def test_what_begins_later_is_found_later(monkeypatch):
-    monkeypatch.setattr(fit, "EVERY", 16)
-
+def test_what_begins_later_is_found_later():
     class Late(Inner):
         def forward(self, x):
-            self.calls += self.steps >= 5
-            return self.inner(x)
+            self.calls += self.steps >= 9
+            return self.inner(x) * (1 + self.calls)
 
     class Steps(unisono.callbacks.Callback):
         def on_step_begin(self, fit):
@@ -541,6 +544,6 @@ def test_what_begins_later_is_found_later(monkeypatch):
     model = Late()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(model, optimizer, cross_entropy, shards=1, callbacks=[Steps()])
-    with pytest.raises(RuntimeError, match=r"`model.calls` goes on"):
+    with pytest.raises(RuntimeError, match=r"`model.calls` carries"):
         trainer.fit(by_sign(40), batch_size=4, steps=40)
     assert trainer.run.position.step == 16

@@ -10,8 +10,8 @@ from torch.utils.data import default_collate
 
 from unisono.errors import LoadingError
 from unisono.plan.seeds import seed_of
+from unisono.programs.generators import OwnGenerators
 from unisono.runtime.device import seed_generators
-from unisono.runtime.reach import OwnGenerators
 
 Collate = Callable[[list[Any]], Any]
 _NAMED_AT_MOST = 8

@@ -29,9 +29,9 @@ import torch
 from unisono.data.sampler_reading import Taken, read_batches, read_samples
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.programs.generators import OwnGenerators
 from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.device import generators_put_back, num_threads, seed_generators
-from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
 
@@ -69,6 +69,7 @@ class EpochOrder:
         self._own = OwnGenerators(sampler=sampler)
         self._taken: dict[int, Taken] = {}
         self._num_batches: dict[int, int] = {}
+        self._adopted = -1  # the epoch whose order is from a run
         self.num_samples = 0
         self.num_samples = len(self(0))
         self.is_endless = self._taken[0].is_endless
@@ -92,6 +93,28 @@ class EpochOrder:
     def keys(self, epoch: int) -> Mapping[int, Any] | None:
         """Return what the dataset is asked for, by number; None: for the numbers."""
         return self._of(epoch).keys
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """Return the order of an epoch under way; nothing if it is long, endless or of keys."""
+        taken = self._taken.get(epoch)
+        if taken is None or taken.keys is not None or self.is_endless:
+            return {}
+        if len(taken.indices) >= LONG:
+            return {}
+        return {"epoch": epoch, "indices": taken.indices, "starts": taken.starts}
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Take the order of an epoch from a run, whatever the sampler would say now."""
+        if not state:
+            return
+        epoch, taken = int(state["epoch"]), Taken(state["indices"], state["starts"])
+        self._check(taken, epoch)
+        self._taken, self._adopted = {epoch: taken}, epoch
+        self._num_batches[epoch] = len(taken.starts) - 1
+
+    def has_changed(self, epoch: int) -> bool:
+        """Return whether the sampler would now give another order than the one taken from a run."""
+        return epoch == self._adopted and not _is_same(self._taken[epoch], self._ask(epoch))
 
     def _of(self, epoch: int) -> Taken:
         """Ask once for an epoch, of which few are kept.
@@ -171,16 +194,17 @@ class EpochOrder:
         cannot_change = (list, tuple, range, torch.Tensor, np.ndarray)
         if callable(self._sampler) or isinstance(self._sampler, (*cannot_change, Iterator)):
             return
-        once, again = self._taken[0], self._ask(0)
-        if not (
-            torch.equal(once.indices, again.indices) and torch.equal(once.starts, again.starts)
-        ):
+        if not _is_same(self._taken[0], self._ask(0)):
             raise ValueError(
                 f"`{self._argument}` must give the same order when it is asked for the same epoch "
                 f"again, as a run that resumes does, but {self.name} gives another: let it depend "
                 f"on nothing but the epoch, of which `set_epoch(epoch)` tells it, and on random "
                 f"numbers, which are seeded for it; so let it shuffle a copy, and count nothing."
             )
+
+
+def _is_same(one: Taken, other: Taken) -> bool:
+    return torch.equal(one.indices, other.indices) and torch.equal(one.starts, other.starts)
 
 
 # What programs may pass.
@@ -257,3 +281,21 @@ def _given_back(memory: Memory, order: torch.Tensor) -> Iterator[memoryview]:
         num_bytes = min(_CHUNK_BYTES, order.nbytes - start)
         yield memory.view(start, num_bytes)
         memory.mapping.madvise(mmap.MADV_DONTNEED, start, num_bytes)
+
+
+class KeptOrder:
+    """The order of the epoch under way, as an object with a state. Final.
+
+    `epoch` returns its number. A sampler may follow what training has changed since it was asked.
+    """
+
+    def __init__(self, order: EpochOrder, epoch: Callable[[], int]) -> None:
+        self._order, self._epoch = order, epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order; nothing before the sampler was asked."""
+        return self._order.state(self._epoch())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the epoch the order that it began with."""
+        self._order.adopt(state)

@@ -23,6 +23,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
@@ -75,14 +76,17 @@ def fetcher(
         return StreamReader(dataset, length, batch_size, shards, collator)
     if keys is not None:
         return Reader(dataset, None, collator, keys)
-    leaf, chosen = _unwrapped(dataset)
+    leaf = leaf_of(dataset)
+    chosen = _Chosen(dataset) if leaf is not dataset else None
+    if chosen is not None:
+        chosen(torch.arange(length, device=HOST))  # so that it fails at the start
     if type(leaf) is TensorDataset and collate_fn is None:
-        tensors = leaf.tensors
+        tensors, num_rows = leaf.tensors, len(leaf)
         if chosen is not None:
-            chosen = _counted_from_the_start(chosen, len(leaf))
+            chosen.within(num_rows, torch.arange(length, device=HOST))
 
         def rows(indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None) -> Any:
-            places = indices if chosen is None else chosen[indices]
+            places = indices if chosen is None else chosen.within(num_rows, indices)
             return tuple(tensor.index_select(0, places) for tensor in tensors)
 
         return rows
@@ -105,7 +109,7 @@ class Reader:
     """A :class:`Fetch` for datasets that are asked for samples. Final.
 
     Args:
-        chosen: the places in `dataset` that samples have by their numbers; None: the numbers.
+        chosen: gives the places in `dataset` that samples have by their numbers; None: the numbers.
         keys: what it is asked for in the place of numbers, in an epoch.
 
     Attributes:
@@ -115,7 +119,7 @@ class Reader:
     def __init__(
         self,
         dataset: Any,
-        chosen: torch.Tensor | None,
+        chosen: Callable[[torch.Tensor], torch.Tensor] | None,
         collator: Collator,
         keys: Keys = lambda epoch: None,
     ) -> None:
@@ -123,6 +127,7 @@ class Reader:
         self._keys = keys
         self._draws = not lies_in_memory(dataset)
         self.takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
+        self._places: dict[int, int] = {}  # of samples that were read twice
         self._twice = SecondReading(collator) if self._draws or collator.is_programs else None
 
     def __call__(
@@ -130,7 +135,7 @@ class Reader:
     ) -> Any:
         """See :class:`Fetch`."""
         numbers = indices.tolist()
-        places = numbers if self._chosen is None else self._chosen[indices].tolist()
+        places = numbers if self._chosen is None else self._chosen(indices).tolist()
         if keys := self._keys(epoch):
             places = [keys[number] for number in numbers]
         again = [0] * len(numbers) if repeats is None else repeats.tolist()
@@ -147,12 +152,19 @@ class Reader:
         if self._twice is None or not self._twice.is_due():
             return
         few = _FEW if self.takes_many else 1
+        place_of, repeat_of = (
+            dict(zip(numbers, places, strict=True)),
+            dict(zip(numbers, again, strict=True)),
+        )
+        self._places |= {number: place_of[number] for number in numbers[:few]}
 
-        def read(seeds: int) -> Any:
-            repeats = [repeat + seeds for repeat in again[:few]]
-            return self.read(numbers[:few], places[:few], epoch, repeats)
+        def read(numbers: Sequence[int], seeds: int) -> Any:
+            repeats = [repeat_of.get(number, 0) + seeds for number in numbers]
+            return self.read(numbers, [self._places[n] for n in numbers], epoch, repeats)
 
-        self._twice.look(read, numbers[:few], epoch)
+        other = numbers[-few:]
+        self._places |= {number: place_of[number] for number in other}
+        self._twice.look(read, numbers[:few], other, epoch)
 
     def read(
         self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
@@ -184,27 +196,53 @@ class Reader:
             ) from error
 
 
-def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
-    """Look through subsets: the dataset below, and which of its samples each index means."""
-    chosen: torch.Tensor | None = None
-    while type(dataset) is Subset:
-        indices = torch.as_tensor(dataset.indices, dtype=torch.int64, device=HOST)
-        if chosen is not None:
-            indices = indices[_counted_from_the_start(chosen, len(indices))]
-        dataset, chosen = dataset.dataset, indices
-    return dataset, chosen
+class _Chosen:
+    """The samples of the dataset below that subsets mean now, as a program may choose others.
+
+    Final.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._subsets = []
+        while type(dataset) is Subset:
+            self._subsets.append(dataset)
+            dataset = dataset.dataset
+
+    def __call__(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Take numbers of samples, int64 of shape (samples,), to numbers of the dataset below."""
+        places = numbers
+        for at, subset in enumerate(self._subsets):
+            if at:
+                places = _counted_from_the_start(places, numbers, len(subset.indices))
+            places = _taken(subset.indices, places)
+        return places
+
+    def within(self, length: int, numbers: torch.Tensor) -> torch.Tensor:
+        """Likewise, to numbers from 0 on; raises LoadingError for samples that are not there."""
+        return _counted_from_the_start(self(numbers), numbers, length)
 
 
-def _counted_from_the_start(chosen: torch.Tensor, length: int) -> torch.Tensor:
+def _taken(indices: Any, places: torch.Tensor) -> torch.Tensor:
+    if isinstance(indices, torch.Tensor):
+        return indices[places.to(indices.device)].to(HOST, torch.int64)
+    if isinstance(indices, np.ndarray):
+        return torch.as_tensor(indices[places.tolist()], dtype=torch.int64, device=HOST)
+    taken = [indices[place] for place in places.tolist()]
+    return torch.as_tensor(taken, dtype=torch.int64, device=HOST)
+
+
+def _counted_from_the_start(
+    chosen: torch.Tensor, numbers: torch.Tensor, length: int
+) -> torch.Tensor:
     """Turn indices below 0 into those that they mean in a dataset of this length."""
     counted = torch.where(chosen < 0, chosen + length, chosen)
     (outside,) = torch.where((counted < 0) | (counted >= length))
     if len(outside):
-        number = int(outside[0])
+        number = int(numbers[outside[0]])
         raise LoadingError(
             f"a `Subset` must choose among the samples of its data set, of which there are "
-            f"{length}, but takes number {int(chosen[number])} for its sample {number}: leave it "
-            f"out.",
+            f"{length}, but takes number {int(chosen[outside[0]])} for its sample {number}: leave "
+            f"it out.",
             indices=(number,),
         )
     return counted

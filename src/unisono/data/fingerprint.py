@@ -26,8 +26,8 @@ from unisono.data.data_reading import is_stream
 from unisono.data.fetch import Reader, leaf_of, lies_in_memory
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.plan.seeds import seed_of
+from unisono.programs.hashes import hashed
 from unisono.runtime.device import generators_put_back, num_threads
-from unisono.runtime.held import hashed
 
 REMEDY = (
     "give every worker the whole data set, as Unisono divides it. Most likely it was split without "

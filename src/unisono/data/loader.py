@@ -22,13 +22,17 @@ import torch
 
 from unisono.data.epoch_order import LONG as _LONG
 from unisono.data.epoch_order import order_on_host
-from unisono.data.fetch import Fetch
+from unisono.data.fetch import Fetch, Reader
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.errors import LoadingError
 from unisono.plan.samples import ENDLESS, SamplePlan
+from unisono.programs.forked import ForkedCopy
 from unisono.runtime.device import Device
+from unisono.runtime.notices import say
 from unisono.runtime.training_progress import At, now
 from unisono.runtime.workers.team import Team
+
+_RENEWED_AT_MOST = 8  # times that loader processes are forked again
 
 
 class ShardPosition(NamedTuple):
@@ -121,6 +125,8 @@ class Loader:
     """Gives out batches, of which `num_processes` prefetch; ends these when its block ends. Final.
 
     `num_batches`, `num_epochs`: see :func:`upcoming`; `progress`: see :func:`progress_at`.
+    `look`: notes what loader processes have a copy of, where the program may change it; `tell`
+    shows a line.
     """
 
     def __init__(
@@ -133,7 +139,12 @@ class Loader:
         num_epochs: int = ENDLESS,
         device: Device,
         progress: Callable[[ShardPosition], At] = lambda place: (0, *place),
+        look: Callable[[], ForkedCopy] | None = None,
+        tell: Callable[[str], None] = say,
     ) -> None:
+        self._look, self._tell = look, tell
+        self._forked: ForkedCopy | None = None
+        self._looked_at, self._num_renewed = (-1, -1), 0
         self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes = num_processes
@@ -145,9 +156,12 @@ class Loader:
         self._ahead_for: Sequence[int] = ()
         self._early: EarlyBatch | None = None
         self.copies_early = num_processes > 0 and not device.is_host
+        self.runs_program = isinstance(fetch, Reader)
 
     def batch(self, place: ShardPosition, shards: Sequence[int]) -> Any:
-        """Give the batch of a place that has samples; `shards` are this worker's, in order."""
+        """Return the batch of a place that has samples; `shards` are this worker's, in order."""
+        if self._look is not None and self._num_processes and place.shard in shards:
+            self._see_what_changed(self._look, place)
         if self._early is not None and place.shard in shards:
             early, self._early = self._early, None
             if early.place == place:
@@ -157,6 +171,27 @@ class Loader:
         else:
             batch = self._take(self._reading_on(place, shards))
         return self._device.move(batch) if self._moves else batch
+
+    def _see_what_changed(self, look: Callable[[], ForkedCopy], place: ShardPosition) -> None:
+        """Fork other processes once a step, if what they read from has changed; or read here."""
+        if self._looked_at == (place.epoch, place.batch):
+            return
+        self._looked_at = place.epoch, place.batch
+        why = ""
+        if self._forked is None:
+            self._forked = look()
+            if self._forked.leads_to_run:
+                why = f"they would read `{self._forked.leads_to_run}`, which training changes"
+        elif changed := self._forked.changed():
+            self._forked = look()
+            self._early = None
+            self._end()
+            self._num_renewed += 1
+            if self._num_renewed > _RENEWED_AT_MOST:
+                why = f"the program changes `{changed}`, which they read, again and again"
+        if why:
+            self._num_processes, self.copies_early = 0, False
+            self._tell(f"samples are read without loader processes, as {why}")
 
     def take_early(self) -> None:
         """Take the next batch from the processes, if it is there, and begin to copy it.

@@ -1,17 +1,16 @@
-"""Is a sample a function of its index? One is read twice now and then, and compared in bits.
+"""Is a sample a function of its index? Some are read twice, and compared in bits.
 
 Whatever else it depends on (how often this process has read, what it has read before, the time)
 depends on how many processes there are. All readings begin with the same seeds, so these must be
-the same after each (``repeated.py``):
+the same after each (``rehearsal.py``), also where another sample, or the same with other seeds, is
+read before it:
 
 * the sample, and the batch that `collate_fn` makes of it,
-* how far the generators have come: a data set that keeps what it drew may draw nothing again,
-* what the program's own objects hold, which shows what accumulates before a sample does.
+* how far the generators have come: a dataset that keeps what it drew may draw nothing again.
 
-A first reading may open files and fill caches. What it leaves behind is welcome if it is the same
-where a reading with other seeds comes before it. It happens where samples are read, before the
-first batch and then as often as costs 0.3 % of the time, and never again where a sample takes long.
-Streams cannot be read twice.
+A first reading may open files and fill caches. It happens where samples are read: in the first
+batch, in those whose numbers are powers of two, in the last one, and as often as costs 0.3 % of the
+time; never again where a sample takes long. Streams cannot be read twice.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from unisono.data.collating import Collator
 from unisono.errors import LoadingError
+from unisono.programs.account import Account
+from unisono.programs.hashes import hashed
+from unisono.programs.rehearsal import Dependence, Rehearsal, Seen
 from unisono.runtime.device import drawn_so_far
-from unisono.runtime.held import Held, hashed
-from unisono.runtime.repeated import Orders, Seen, difference, what_goes_on
 
 _PART_OF_TIME = 0.003
 _LONG_S = 0.1
-_LOOKED_AT = 1 << 20  # bytes of a tensor or an array
+_DRAWN = "drawn"
 _RULE = (
     "a sample must depend on its index and the random numbers that are seeded for it alone, as "
     "what was read before differs with the number of workers, but"
@@ -41,11 +40,11 @@ _APART = (
     "`numpy.random.default_rng(index)`."
 )
 _KEPT = (
-    "the data set draws random numbers when it reads a sample for the first time, and not when it "
+    "the dataset draws random numbers when it reads a sample for the first time, and not when it "
     f"reads it again, as if it kept what it drew: {_APART}"
 )
 _OTHERS = (
-    "the same sample has other values when it is read again: draw from torch's, numpy's or "
+    "reading the same sample twice gave different values: draw from torch's, numpy's or "
     "Python's default generator, or from one that is an attribute, and leave out the time, the "
     "process and what was read before; `unisono.progress()` has step, epoch and shard."
 )
@@ -57,70 +56,114 @@ class SecondReading:
     def __init__(self, collator: Collator) -> None:
         self._collator = collator
         self._due_at_s = -math.inf
+        self._num_batches = 0
+        self._begun: Account | None = None
+        self._written: set[tuple[int, str]] = set()
+        self._earlier: Callable[[], Seen] | None = None
+        self.is_last = False  # the next batch is the loop's last one
 
     def is_due(self) -> bool:
-        """Tell whether it is time to look."""
-        return time.perf_counter() >= self._due_at_s
+        """Return whether it is time to look, once for each batch."""
+        self._num_batches += 1
+        is_power = self._num_batches & (self._num_batches - 1) == 0
+        return ((is_power or self.is_last) and self._due_at_s < math.inf) or (
+            time.perf_counter() >= self._due_at_s
+        )
 
-    def look(self, read: Callable[[int], Any], numbers: Sequence[int], epoch: int) -> None:
+    def look(
+        self,
+        read: Callable[[Sequence[int], int], Any],
+        numbers: Sequence[int],
+        other: Sequence[int],
+        epoch: int,
+    ) -> None:
         """Read samples with these `numbers` twice; raises LoadingError if they are not the same.
 
-        `read` gives a list of them; it seeds generators before, otherwise for another number.
+        `read` returns a list of them; it seeds generators before, otherwise for another number.
+        `other` samples are read before.
         """
-        begun_at_s, is_first = time.perf_counter(), self._due_at_s == -math.inf
+        begun_at_s, is_first = time.perf_counter(), self._begun is None
         self._due_at_s = math.inf
-
-        def reading(seeds: int = 0) -> Seen:
-            return self._reading(read, numbers, epoch, seeds)
-
         try:
-            before = self._held()
-            once = reading()
-            long_s = time.perf_counter() - begun_at_s
-            # Some make their generators only when they are read for the first time.
-            if is_first and self._collator.own.look():
-                once = reading()
-            reason = self._reason(before, once, reading)
+            finding = self._finding(read, numbers, other, epoch, is_first=is_first)
         except Exception:  # the batch will raise it, too
             return
-        if reason:
-            raise LoadingError(f"{_RULE} {reason}", indices=tuple(numbers[:1]))
-        if long_s < _LONG_S:
-            now_s = time.perf_counter()
+        if finding is not None:
+            raise LoadingError(f"{_RULE} {_reason(finding)}", indices=tuple(numbers[:1]))
+        now_s = time.perf_counter()
+        if now_s - begun_at_s < _LONG_S:
             self._due_at_s = now_s + (now_s - begun_at_s) / _PART_OF_TIME
 
-    def _reason(self, before: Held, once: Seen, reading: Callable[..., Seen]) -> str:
-        """Say what is not the same when a sample is read again, or with other seeds; or nothing."""
-        first = self._held()
-        again = reading()
-        if way := what_goes_on(first, self._held, reading):
-            return (
-                f"`{way}` changes each time the same sample is read: leave that out, and take "
-                f"what changes in the course of training from `unisono.progress()`, which has "
-                f"step, epoch and shard."
-            )
-        if differs := difference(once, again):
-            return _KEPT if differs == "drawn" else _OTHERS
-        if ways := before.written_in(self._held()):
-            orders = Orders(before, ways, self._held, is_alike=True)
-            others = partial(reading, 1)
-            if way := orders.what_goes_on(reading, others, others()):
-                return f"`{way}` keeps what was drawn when a sample was read first: {_APART}"
-        return ""
+    def _finding(
+        self,
+        read: Callable[[Sequence[int], int], Any],
+        numbers: Sequence[int],
+        other: Sequence[int],
+        epoch: int,
+        *,
+        is_first: bool,
+    ) -> Dependence | None:
+        def reading() -> Seen:
+            return self._reading(read, numbers, epoch, 0)
 
-    def _held(self) -> Held:
-        return Held(self._collator.own.holders, at_most=_LOOKED_AT)
+        before = self._look()
+        once = reading()
+        # Some make their generators only when they are read for the first time.
+        if is_first and self._collator.own.look():
+            before = self._look()
+            once = reading()
+        others: dict[str, Callable[[], Any]] = {
+            _DRAWN: lambda: self._reading(read, numbers, epoch, 1),
+            "another sample": lambda: self._reading(read, other, epoch, 0),
+        }
+        if self._earlier is not None:
+            others["an earlier sample"] = self._earlier
+        self._earlier = reading
+        moments = [before] if self._begun is None else [before, self._begun]
+        self._begun = moments[-1]
+        rehearsal = Rehearsal(self._look, reading, self._written, None, others)
+        finding = rehearsal.judge(moments, once)
+        if finding is None:
+            before.put_back()
+        return finding
+
+    def _look(self) -> Account:
+        self._collator.own.look()
+        return Account(self._collator.own.holders, apart=self._collator.own.apart)
 
     def _reading(
-        self, read: Callable[[int], Any], numbers: Sequence[int], epoch: int, seeds: int
+        self,
+        read: Callable[[Sequence[int], int], Any],
+        numbers: Sequence[int],
+        epoch: int,
+        seeds: int,
     ) -> Seen:
         own = self._collator.own
         # Where it is read without any code.
         self._collator.seed_for("sample", epoch, numbers[0], seeds)
-        samples = read(seeds)
+        samples = read(numbers, seeds)
         told, drawn = hashed(samples), hashed([drawn_so_far(), own.states()])
         if self._collator.is_programs:
             with suppress(LoadingError):  # some do not take one sample
                 told += hashed(self._collator.collate(numbers, samples, epoch, seeds))
             drawn += hashed([drawn_so_far(), own.states()])
-        return {"drawn": drawn, "told": told}
+        return {"told": told, _DRAWN: drawn}
+
+
+def _reason(finding: Dependence) -> str:
+    path = f"`{finding.path}`"
+    if _DRAWN in (finding.differs, finding.after):
+        kept = f"{path} keeps what was drawn when a sample was read first: {_APART}"
+        return kept if finding.path else _KEPT
+    if not finding.path:
+        return _OTHERS
+    if finding.after:
+        return (
+            f"{path} keeps something of the sample that is read first, and other samples depend on "
+            f"it: compute it before training, from all samples or from fixed ones."
+        )
+    return (
+        f"{path} changes each time the same sample is read, and the sample depends on it: leave "
+        f"that out, and take what changes in the course of training from `unisono.progress()`, "
+        f"which has step, epoch and shard."
+    )

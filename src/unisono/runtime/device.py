@@ -352,17 +352,28 @@ def drawn_so_far() -> list[Any]:
 @contextmanager
 def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Leave every default generator as it was, those of some devices too, whatever happens."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    generators = [torch.default_generator]
-    generators += [default_generator(device) for device in devices if device.type != HOST]
-    states = [generator.get_state() for generator in generators]
+    states = generator_states(devices)
     try:
         yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        set_generator_states(states, devices)
+
+
+def generator_states(devices: Sequence[torch.device] = ()) -> list[Any]:
+    """Return the states of every default generator, those of some devices too."""
+    generators = [default_generator(device) for device in devices if device.type != HOST]
+    of_torch = [generator.get_state() for generator in (torch.default_generator, *generators)]
+    return [random.getstate(), np.random.get_state(), of_torch]
+
+
+def set_generator_states(states: Sequence[Any], devices: Sequence[torch.device] = ()) -> None:
+    """Have every default generator continue from these states."""
+    of_python, of_numpy, of_torch = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    generators = [default_generator(device) for device in devices if device.type != HOST]
+    for generator, state in zip((torch.default_generator, *generators), of_torch, strict=False):
+        generator.set_state(state)
 
 
 def drawn_without_seed() -> bool:

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from unisono.engine.state.attributes import KEY as ATTRIBUTES
 from unisono.engine.state.packing import unpacked_state
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.engine import StepEngine
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
+from unisono.programs.kept import KEY
 from unisono.runtime.checkpoint.run_directory import ENDED, LEFT
 from unisono.runtime.timeouts import NOTICE
 from unisono.runtime.workers.interrupts import interrupts
@@ -37,6 +37,7 @@ from unisono.training.identity import SAMPLES, check_switches, identity
 from unisono.training.run_context import RunContext
 
 COST_AT_MOST = 0.01
+COMPARED_EVERY = 1024  # steps
 _POLL_S = 0.001
 
 
@@ -133,7 +134,7 @@ class Boundary:
         self.engine.between.go_back()
         self.undo()
         self._planned = 0
-        self.is_between_steps = True
+        self.is_between_steps, self._has_acted = True, False
         if len(self._team.hosts) > 1:
             self.run.has_joined = True  # as those have that replace lost workers
             self.run.replicated_calls.is_undone = True
@@ -141,6 +142,8 @@ class Boundary:
     def undo(self) -> None:
         """Put back what an exchange does not: what the program changed after a lost step, say."""
         self._kept.apply_beside(*self._memory.newest())
+        if self.run.program_kept is not None and self.run.program_kept.drawn is not None:
+            self.engine.passes.draw_on(self.run.program_kept.drawn, self._kept.position.step)
 
     def end(self) -> bool:
         """Keep what the loop has led to; False if it has to go back first. Collective."""
@@ -202,8 +205,12 @@ class Boundary:
         if self._keeps and not self._is_checked and self._has_acted:
             self._is_checked = True
             self._kept.check_keepable()
-        self._has_acted = True
+        had_acted, self._has_acted = self._has_acted, True
+        step = self._kept.position.step
         if not planned:  # else there is a snapshot among it
+            # Who has just joined, or gone back, comes here alone.
+            if had_acted and (step & (step - 1) == 0 or step % COMPARED_EVERY == 0):
+                self.compare_program()
             return
         stops = bool(planned & BoundaryTasks.STOP)
         is_last = stops and (self._ends_here or len(self._team.hosts) > 1)
@@ -254,9 +261,9 @@ class Boundary:
             # Others have met everybody here, so all is kept.
             self._memory.snapshots.complete_up_to(json.loads(end)["snapshot"])
         self._exchange.hand_out()
-        if not self._exchange.have_all and self.run.attributes is not None:
+        if not self._exchange.have_all and self.run.program_kept is not None:
             facts, tensors = self._memory.newest()
-            self.run.attributes.hand_out(unpacked_state(facts["state"], tensors)[ATTRIBUTES])
+            self.run.program_kept.hand_out(unpacked_state(facts["state"], tensors)[KEY])
         return True
 
     def _checkpoint(self, slot: int, *, wait: bool, end: str = "") -> None:
@@ -268,6 +275,7 @@ class Boundary:
         check_switches(self._identity, self.run.device)
         self.run.observer.before_snapshot()
         start_s = time.monotonic()
+        self.compare_program()
         if not self._team.leads_host:
             self._kept.modes_now(was_left=False)  # which the leader describes
         step = self._kept.position.step
@@ -275,6 +283,11 @@ class Boundary:
         now_s = time.monotonic()
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
         return slot
+
+    def compare_program(self) -> None:
+        """Compare what the program has changed. Collective, if any of it runs between steps."""
+        if self.run.program_kept is not None and not self._exchange.is_lost:
+            self.run.program_kept.compare(self._team, have_all=self._exchange.have_all)
 
     def _collect(self, *, was_left: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         with_optimizer = self._exchange.optimizer_state is None

@@ -24,12 +24,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from unisono.data.data_reading import Reading
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.loss import is_pair
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.held import Held
-from unisono.runtime.reach import reach
 from unisono.runtime.training_progress import now
 from unisono.training.callbacks.callback import Callback
 from unisono.training.computing import is_compiled
@@ -95,31 +92,6 @@ class LabelCounts:
                 counts.add(_IGNORED)
             if _IGNORED in counts and len(counts) > 2:
                 self._run.say_once(_LINE)
-
-
-class ChangedData:
-    """Looks whether the program changes what loader processes have a copy of. Final."""
-
-    def __init__(self, run: RunContext, reading: Reading) -> None:
-        self._run, self._reading = run, reading
-        self._looks = 0
-        self._before = self._held() if reading.loader_workers else None
-
-    def look(self, *, has_ended: bool) -> None:
-        """Look after a step, if it is one of the first, or an epoch has ended."""
-        before = self._before
-        if before is None or not (has_ended or self._looks < _LOOKS_AT_DATA):
-            return
-        self._looks += 1
-        now = self._held()
-        for way in before.written_in(now):
-            if now.is_plain(way) or before.differs_in(way, now, is_alike=True):
-                self._before = None
-                self._run.say_once(_CHANGED.format(way))
-                return
-
-    def _held(self) -> Held:
-        return Held(reach({"dataset": self._reading.dataset}).holders, at_most=_LOOKED_AT)
 
 
 def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:

@@ -30,17 +30,17 @@ from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, told
 from unisono.training.epoch_history import loss_told, note_step, rows
-from unisono.training.first_steps import ChangedData, LabelCounts
+from unisono.training.first_steps import LabelCounts
 from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import FitTotals, LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
-from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
+from unisono.training.rehearsals import Rehearsals
 from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
 from unisono.training.schedule import Conclusions, Drawn, ScheduleUnderWay, Validation
-from unisono.training.step import Step
+from unisono.training.step import Step, is_due
 from unisono.training.whole_batch import from_the_same_buffers
 
 # Before whoever goes on alone in the place of all.
@@ -64,9 +64,11 @@ class FitUnderWay(Observer):
         self._plan, self._callbacks = plan, callbacks
         self._loss, self._embed = loss, embed
         reading = plan.reading
-        reads_here = not reading.loader_workers and not is_stream(reading.dataset)
         functions = {"loss": loss, "embed": embed}
-        self._rehearsals = Rehearsals(self._context, functions, reads_here=reads_here)
+        can_read = not is_stream(reading.dataset)
+        self._rehearsals = Rehearsals(
+            self._context, functions, can_read=can_read, reads=plan.program
+        )
         self._looks = self._next = 0
         self._validation = validation
         self._conclusions = Conclusions(run, schedule, validation, callbacks, self, self._validate)
@@ -83,7 +85,6 @@ class FitUnderWay(Observer):
         self._membership = team.membership
         self._has_begun = self._is_over = False
         self._labels, self._growth = LabelCounts(self._context), Growth(self._context)
-        self._changed_data = ChangedData(self._context, reading)
         self._kept_step: int | None = None
         self._has_skipped = self.has_ended = False
         self._memory, self._has_memory = MemoryWatch(run.device, team), not run.device.is_host
@@ -245,16 +246,18 @@ class FitUnderWay(Observer):
 
     def _compute(self, step: Step) -> None:
         model, loss = self.model, self._loss
-        is_due = self._looks < AT_FIRST or step.number % EVERY == 0
-        self._looks += is_due
+        looks_closely = is_due(self._looks, step.number) or step.number + 1 == self.end_step
+        self._looks += looks_closely
         with step:
             if self._embed is not None:
-                if is_due:  # and maybe computed several times
+                if looks_closely:  # and maybe computed several times
                     loss = from_the_same_buffers(loss)
-                step.gather(*self._rehearsals.watched(step, self._embed, loss, is_due=is_due))
+                watched = self._rehearsals.watched(step, self._embed, loss, is_due=looks_closely)
+                step.gather(*watched)
                 return
             shards = step.shards
-            if is_due:
+            if looks_closely:
+                self._rehearsals.begin()
                 loss = self._labels.watching(loss)
                 for batch in itertools.islice(shards, 1):
                     self._rehearsals.compute(step, batch, loss)
@@ -262,6 +265,8 @@ class FitUnderWay(Observer):
                         self._growth.look(step, batch, self._loss)
             for batch in shards:
                 step.backward(loss(model, batch))
+            if looks_closely:
+                self._rehearsals.note_stored()
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""
@@ -286,7 +291,7 @@ class FitUnderWay(Observer):
                 self._validation.check_monitors(step.means)
         self._conclusions.drawn = Drawn.NONE
         self._callbacks.call("on_step_end", self, step)
-        self._changed_data.look(has_ended=self._conclusions.draw())
+        self._conclusions.draw()
 
     def _fail(self, error: BaseException) -> None:
         """Tell callbacks that the call ends with an exception; theirs are of no account now."""
@@ -314,11 +319,7 @@ class FitUnderWay(Observer):
             self._memory.begin()
         try:
             self._callbacks.call("on_begin", self)
-            if self._context.attributes is not None:
-                is_with_others = not self.has_joined and team.size > 1
-                hear = functools.partial(team.gather, purpose="attributes of callbacks")
-                loop = self._context.num_loops
-                self._context.attributes.has_begun(loop, hear if is_with_others else None)
+            self._context.has_begun()
             self._conclusions.draw_left()
         except StepBrokenError:
             self._has_begun = False

@@ -13,28 +13,34 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from unisono.data.epoch_order import EpochOrder, KeptOrder
 from unisono.data.fetch import Fetch
+from unisono.data.loader import Loader
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, divides_state
-from unisono.engine.state.attributes import KEY, Attributes, own_optimizers
 from unisono.engine.state.contents import check_contents
+from unisono.engine.state.optimizer_state import own_optimizers, tensors_of
 from unisono.engine.state.optimizers import kind_of, members_of
 from unisono.engine.step.closure_engine import ClosureEngine
 from unisono.engine.step.combined_buffers import ways_of
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.records import PhaseTimers
+from unisono.programs.forked import ForkedCopy
+from unisono.programs.generators import OwnGenerators
+from unisono.programs.kept import KEY, KeptProgram
+from unisono.programs.walk import programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
-from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.training_progress import now
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import Live, Passed
@@ -42,19 +48,21 @@ from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
-from unisono.training import loop_body
 from unisono.training.boundary import Boundary, OpenLoop
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.growth import tell_of_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
-from unisono.training.rehearsals import AT_FIRST, EVERY, Rehearsals
+from unisono.training.rehearsals import Rehearsals
 from unisono.training.run_context import Observer, RunContext, begin_epoch, check_order, no_epochs
 from unisono.training.several_models import check_split_before, place_on
 from unisono.training.start import start, tell_over
-from unisono.training.step import Step
+from unisono.training.step import AT_FIRST, Step, is_due
 from unisono.training.step_variants import AlternatingStep, ClosureStep
+
+ORDER_KEY = "unisono.order"
+"""Where the order of an epoch is in a run's state."""
 
 
 def begin_loop(
@@ -63,20 +71,20 @@ def begin_loop(
     observer: Observer | None = None,
     loss: Callable[[nn.Module, Any], Any] | None = None,
     functions: Sequence[Any] = (),
-    named: Mapping[str, Any] | None = None,
+    frame: FrameType | None = None,
 ) -> Generator[Step, None, None]:
     """Begin a loop; see :meth:`unisono.Run.steps`.
 
     Of the program's code, a trainer knows its `functions`, and the `loss` if it is of shards; a
-    loop of its own may use what is `named`.
+    loop of its own runs in a `frame`.
     """
     every = None if run.checkpoints is None else run.checkpoints.every
     if plan.samples.is_endless and every is not None and every.epochs is not None:
         raise no_epochs("checkpoint")
-    run.loss, run.functions, run.named = loss, functions, named or {}
+    run.loss, run.functions, run.frame = loss, functions, frame
     if observer is not None:
         run.observer = observer
-    _watch_attributes(run)
+    _watch_program(run, plan)
     model, optimizer, device = run.kept.model, run.kept.optimizer, run.device
     check_split_before(model, device)
     if not device.is_host:
@@ -87,19 +95,42 @@ def begin_loop(
     return steps_of(run, plan, plan.fetch())
 
 
-def _watch_attributes(run: RunContext) -> None:
-    """Have what the program changes between steps and keeps for itself kept with the run."""
-    own = own_optimizers(run.kept.optimizer) | dict(run.observer.own_callbacks)
+def _watch_program(run: RunContext, plan: LoopPlan) -> None:
+    """Have what the program changes between steps kept with the run, if any of it runs there."""
+    between = own_optimizers(run.kept.optimizer) | dict(run.observer.own_callbacks)
     state = run.kept.state.items()
-    own |= {f"the schedule {key}": one for key, one in state if isinstance(one, LRScheduler)}
-    if (own or run.observer.runs_program_code) and run.attributes is None:
-        run.attributes = Attributes(run.kept.model, run.kept.optimizer)
-    if run.attributes is not None:
-        run.attributes.watch(own)
+    between |= {f"the schedule {key}": one for key, one in state if isinstance(one, LRScheduler)}
+    between["run.state"] = {k: one for k, one in state if not hasattr(one, "state_dict")}
+    runs = run.observer.runs_program_code or run.options.on_gradients is not None
+    if (len(between) > 1 or runs) and run.program_kept is None:
+        run.program_kept = KeptProgram(run.kept.model, partial(tensors_of, run.kept.optimizer))
+    if isinstance(plan.samples.order_of, EpochOrder):
+        kept_order = run.kept.hidden.get(ORDER_KEY)
+        run.kept.hidden[ORDER_KEY] = KeptOrder(
+            plan.samples.order_of, lambda: run.kept.position.epoch
+        )
+        if isinstance(kept_order, Mapping):
+            plan.samples.order_of.adopt(kept_order)
+    else:
+        run.kept.hidden.pop(ORDER_KEY, None)
+    if run.program_kept is not None:
+        names = ("loss", "embed") if len(run.functions) == 2 else ()
+        passes = dict(zip(names, map(programs_own, run.functions), strict=False))
+        passes |= {"on_gradients": run.options.on_gradients, "model": run.kept.model}
+        passes |= {**plan.program, "sampler": plan.reading.sampler}
+        run.program_kept.watch(passes, between, run.frame, set(_schedules_in(run.kept.state)))
         # The run may have been taken up without any.
-        kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.attributes
+        kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
         if isinstance(kept, Mapping):
-            run.attributes.load_state_dict(kept)
+            run.program_kept.load_state_dict(kept)
+
+
+def _schedules_in(state: Any) -> Iterator[int]:
+    """Return the identities of schedules, which save their attributes, in others, too."""
+    for each in state.values() if isinstance(state, Mapping) else state:
+        if isinstance(each, LRScheduler):
+            yield id(each)
+            yield from _schedules_in(vars(each).get("_schedulers", ()))
 
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
@@ -116,7 +147,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     run.has_joined = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
-        plan.loader(fetch, run.kept.position, run.device) as loader,
+        _loader(run, plan, fetch) as loader,
         single_samples_refused(run.kept.model, plan, run.kept.position),
         OpenLoop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
@@ -128,11 +159,14 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
         if len(boundary.engine.members) > 1:
             make_step = AlternatingStep
-        rehearsals, looks, has_begun, num_steps = Rehearsals(run, {}), 0, False, 0
+        rehearsals = Rehearsals(run, {}, reads=plan.program)
+        looks, has_begun, num_steps = 0, False, 0
         while True:
             if not has_begun:
                 with suppress(StepBrokenError):  # likewise, and all go back
                     run.observer.begin()
+                    if not run.functions:  # else the observer has said so
+                        run.has_begun()
                     has_begun = True
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
@@ -151,13 +185,11 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             samples = plan.samples.at(run.kept.position.epoch)
             boundary.steps_per_epoch = samples.steps_per_epoch
             step = make_step(boundary, samples, loader, run.kept.position)
-            # A trainer rehearses shards; of a loop of the program's own only models are known.
-            is_due = not run.functions and (looks < AT_FIRST or step.number % EVERY == 0)
-            looks += is_due
-            if is_due and looks == AT_FIRST and plan.samples.shards > 1:
-                step.watch_body = functools.partial(loop_body.watched, rehearsals.own)
-            with rehearsals.calls() if is_due else nullcontext():
-                yield step
+            # A trainer rehearses shards; in a loop of the program's own one is given out again.
+            if not run.functions and is_due(looks, step.number) and plan.samples.shards > 1:
+                looks += 1
+                step.rehearse = rehearsals.of_body
+            yield step
             num_steps += 1
             if num_steps == 1 and not run.functions:
                 tell_of_loop(run, step)
@@ -171,6 +203,15 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 boundary.undo()
                 is_agreed = len(run.team.hosts) > 1
                 continue
+
+
+def _loader(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Loader:
+    """Make the loader; where loader processes read, it sees whether the program changes what."""
+    look = None
+    if plan.reading.loader_workers:
+        state = (*run.kept.model.parameters(), *run.kept.model.buffers())
+        look = partial(ForkedCopy, plan.program, set(map(id, state)))
+    return plan.loader(fetch, run.kept.position, run.device, look=look, tell=run.say_once)
 
 
 @contextmanager
@@ -193,7 +234,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
                 boundary.leave()
                 raise
     finally:
-        run.engine = None
+        run.engine = run.frame = None
         run.team.supervisor.can_go_back = True
         end = json.dumps(
             {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,9 @@ from unisono.data.fetch import Fetch, fetcher
 from unisono.data.loader import Loader, progress_at
 from unisono.engine.state.run_state import Position
 from unisono.plan.samples import ENDLESS, SamplePlan
+from unisono.programs.forked import ForkedCopy
 from unisono.runtime.device import Device
+from unisono.runtime.notices import say
 from unisono.runtime.whole import check_whole
 from unisono.training.epoch_history import samples_trained
 
@@ -99,9 +101,18 @@ class LoopPlan:
         )
 
     def loader(
-        self, fetch: Fetch, position: Position, device: Device, done: Position | None = None
+        self,
+        fetch: Fetch,
+        position: Position,
+        device: Device,
+        done: Position | None = None,
+        look: Callable[[], ForkedCopy] | None = None,
+        tell: Callable[[str], None] = say,
     ) -> Loader:
-        """Make the loader from `position` on, for a run that is `done` if it does not train."""
+        """Make the loader from `position` on, for a run that is `done` if it does not train.
+
+        `look` and `tell` are those of :class:`Loader`.
+        """
         samples, totals = self.samples.at(position.epoch), self.totals
         here = samples.steps_between(samples.epoch, position.epoch) + position.batch
         return Loader(
@@ -117,6 +128,8 @@ class LoopPlan:
             num_batches=ENDLESS if totals.steps is None else here + totals.steps - position.step,
             num_epochs=ENDLESS if totals.epochs is None else totals.epochs,
             device=device,
+            look=look,
+            tell=tell,
         )
 
 

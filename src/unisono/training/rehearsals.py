@@ -1,31 +1,28 @@
-"""Is what a pass computes a function of its samples? Rehearsed, now and then, and compared.
+"""Is what a pass computes a function of its samples? Rehearsed now and then, and compared.
 
 Other workers compute other shards, in another order, so a loss function or a model that remembers
-its calls gives other results on each number of workers. Before a worker's first shard is computed,
-it is rehearsed twice, from the same samples, random numbers, parameters and buffers, once as if
-RANK and WORLD_SIZE were another worker's (``repeated.py``).
+its calls would give other results on each number of workers. Before a worker's first shard is
+computed, it is rehearsed from the same samples, random numbers, parameters and buffers, once as if
+RANK and WORLD_SIZE were another worker's, and after passes over other samples and with other
+weights (``rehearsal.py``). What the rehearsals have changed is put back.
 
-So a counter, a list or a queue is named before it changes anything; whatever else differs shows in
-the loss, in metrics or in gradients. It is done in the first two steps of a loop, as what is kept
-of another shard may tell only in the second, and in one of 1,024 later: 0.2 % of the time at most.
-
-The body of a loop of the program's own is not run again, as what it counts is its own. There the
-first call of each model in a step is rehearsed, with nothing kept for a backward pass, and its
-variables are watched (``loop_body.py``).
-
-In passes without training the first two calls of each function are: what only validations count,
-as objects of torchmetrics do, would be each worker's own, too.
+It is done in the first two steps, and in steps whose numbers are powers of two: what begins late is
+found late, but found. So are passes without training, in a function's calls of such numbers.
+In a loop of the program's own, the first shard's batch is given out once more at the end, and must
+come to the same loss.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+import operator
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,16 +30,24 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.engine.state.contents import buffers_put_back, updated_parameters
 from unisono.engine.step.loss import read_loss
-from unisono.runtime.held import Held, hashed
-from unisono.runtime.reach import Holder, OwnGenerators, reach
-from unisono.runtime.repeated import Orders, Seen, culprit, difference, what_goes_on
+from unisono.engine.step.transforms import Gradients
+from unisono.errors import MismatchError
+from unisono.programs.account import Account, over_memory_of
+from unisono.programs.generators import OwnGenerators
+from unisono.programs.hashes import hashed
+from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference
+from unisono.programs.walk import Walk, programs_own
+from unisono.runtime.device import generator_states, set_generator_states
 from unisono.runtime.workers.context import as_another_worker
-from unisono.training.own_hook import OwnHook
+from unisono.runtime.workers.team import Team
+from unisono.training.body_rehearsal import BodyRehearsal
 from unisono.training.run_context import RunContext
-from unisono.training.step import Step
+from unisono.training.step import AT_FIRST, Step, is_due
 
-AT_FIRST, EVERY = 2, 1024  # steps
 _WHOLE = 32 << 20  # bytes of a tensor; of a larger one some are looked at
+_SAMPLED = 4096  # bytes of a parameter
+_OF_TORCHMETRICS = "._update_count"
+_OTHERWISE = 1 << 20  # bytes of weights that are changed for a while
 _MUST = "the loss function and the model must depend on the shard alone, but"
 _IN_TIME = (
     "take the step from `unisono.progress()`, set a value in `on_step_begin`, return metrics in a "
@@ -61,24 +66,13 @@ _OF_METRICS = (
 )
 
 Compute = Callable[[nn.Module, Any], Any]
-Rehearse = Callable[..., Seen]
-"""Computes as the pass will; within the context that it may be given, such as another worker's."""
-
-
-class _Earlier(NamedTuple):
-    """What was rehearsed in the first step."""
-
-    before: Held  # it
-    written: list[str]  # by it
-    shapes: list[torch.Size]  # of the batch's tensors
-    compute: Callable[[], Seen]
 
 
 class Rehearsals:
     """Rehearses passes of one loop. Final.
 
-    `functions` are the program's, by name. If the process `reads_here`, samples can be read again.
-    A `model` is given for passes without training.
+    `functions` are the program's, by name; `reads` is what samples are read from. A `model` is
+    given for passes without training.
     """
 
     def __init__(
@@ -87,16 +81,32 @@ class Rehearsals:
         functions: Mapping[str, Compute | None],
         model: nn.Module | None = None,
         *,
-        reads_here: bool = False,
+        can_read: bool = False,
+        reads: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._run, self._reads_here, self._trains = run, reads_here, model is None
+        self._run, self._can_read, self._trains = run, can_read, model is None
+        self._reads = reads
         self._model = run.kept.model if model is None else model
-        self._earlier: dict[str, _Earlier | None] = {}
-        self._functions = {name: _programs(of) for name, of in functions.items() if of is not None}
+        self._begun: dict[str, Account] = {}  # before the first rehearsal
+        self._written: dict[str, set[tuple[int, str]]] = {}  # by passes
+        self._earlier: dict[str, Callable[[], Seen]] = {}  # what was rehearsed before
+        self._functions = {n: programs_own(of) for n, of in functions.items() if of is not None}
+        self._before: Account | None = None  # the passes of the step under way
+        self._walk: Walk | None = None  # of the moment
+        self._known: dict[bool, tuple[Walk, Account]] = {}  # when it was walked last
+        self.stored: list[Account] = []  # what they have stored, by moments
 
     def close(self) -> None:
-        """Keep nothing of the loop any more, where its second step has not come."""
+        """Keep nothing of the loop any more."""
         self._earlier.clear()
+        self._known.clear()
+        self._begun.clear()
+        self.stored.clear()
+
+    def begin(self) -> None:
+        """Look at what the program keeps before a step's samples are read."""
+        self.stored.clear()
+        self._before = self.look(self._reads)
 
     def compute(self, step: Step, batch: Any, loss: Compute) -> None:
         """Compute the shard at hand, after rehearsals of it; refuses what is no function of it."""
@@ -119,21 +129,80 @@ class Rehearsals:
                 if parameter.grad is not None
             }
 
-        before, spare = self.look(), _spare(batch)
-        restart = partial(engine.passes.repeat, shard)
+        before, spare = self._look_again(), _spare(batch)
+        restart = self._drawing_as_now(partial(engine.repeat, shard))
         self._rehearse("loss", rehearse, restart, spare, engine.check_passes)
         step.backward(loss(self._model, batch))
-        if self._reads_here and spare is not None:
-            self._check_reading(before, batch, spare, partial(step.read_again, shard))
+        if before.changes():
+            self.stored.append(self.look())
+            if self._can_read and spare is not None:
+                self._check_reading(before, batch, spare, partial(step.read_again, shard))
+        elif self._can_read and spare is not None:
+            self._check_in_place(batch, spare, partial(step.read_again, shard))
+
+    def note_stored(self) -> None:
+        """Note what the passes of the step have stored, once all of this worker's are done."""
+        before, self._before, self._walk = self._before, None, None
+        if before is not None:
+            self._take_out(before)
+
+    def of_body(self) -> BodyRehearsal:
+        """Return what repeats the first shard of a loop of the program's own."""
+        copied = _spare if self.is_exact else (lambda batch: None)
+        return BodyRehearsal(partial(self.look, self._reads), copied, self._refusal, self._take_out)
+
+    def _take_out(self, before: Account) -> None:
+        changes, engine = before.changes(), self._run.engine
+        for written in self._written.values():
+            written.update(change.holder.identity for change in changes)
+        if self._run.program_kept is not None:
+            self._run.program_kept.stored_in_passes(changes)
+        assert engine is not None
+        moments = [before, *self.stored] if changes else []
+        engine.watch_gradients(partial(self._watch_gradients, moments))
+
+    def _watch_gradients(
+        self,
+        moments: Sequence[Account],
+        leave: Callable[[Gradients], Gradients],
+        gradients: Gradients,
+    ) -> Callable[[Gradients], object] | None:
+        """See that `on_gradients` reads nothing that passes have stored; returns what compares."""
+        now = self.look()
+        if moments:
+
+            def left() -> Seen:
+                with suppress(Exception):
+                    made = leave(gradients)
+                    return {f"the gradient of `{name}`": hashed(g) for name, g in made.items()}
+                return {}
+
+            known = left()
+            now.put_back()
+            for before in moments:
+                for change in before.changes():
+                    before.put_back(partial(operator.is_, change.holder))
+                    differs = difference(known, left())
+                    now.put_back()
+                    if differs:
+                        raise RuntimeError(
+                            f"`on_gradients` reads `{change.paths[0]}`, which the loss or the "
+                            f"model stores, so {differs} would depend on which shards a worker "
+                            f"computes: use the gradients alone, or keep a mean of the whole "
+                            f"batch from `step.means` in `on_step_end`, for the next step."
+                        )
+        step = self._run.kept.position.step
+        is_everybodys = is_due(AT_FIRST, step)  # others may have looked at other first steps
+        return partial(_compare_gradients, self._run.team) if is_everybodys else None
 
     def watched(
         self, step: Step, embed: Compute, loss: Compute, *, is_due: bool
     ) -> list[Callable[[Any], Any]]:
-        """Give what :meth:`Step.gather` takes; if it is due, the first call of each is checked."""
+        """Return what :meth:`Step.gather` takes; where it is due, first calls are rehearsed."""
         engine = self._run.engine
         assert engine is not None
         restarts = {
-            "embed": lambda: engine.passes.repeat(step.waiting[0]),
+            "embed": lambda: engine.repeat(step.waiting[0]),
             "loss": lambda: engine.passes.seed("whole batch"),
         }
         functions = [partial(function, self._model) for function in (embed, loss)]
@@ -151,10 +220,23 @@ class Rehearsals:
 
         def call(given: Any) -> Any:
             if next(calls, False):
-                self._rehearse(name, rehearse, restart, _spare(given))
+                self._rehearse(name, rehearse, self._drawing_as_now(restart), _spare(given))
             return function(given)
 
         return call
+
+    def _drawing_as_now(self, restart: Callable[[], None]) -> Callable[[], None]:
+        """Have `restart` seed in later steps as it does in this one."""
+        engine = self._run.engine
+        assert engine is not None
+        restart()
+        drawn = engine.passes.drawn()
+
+        def restart_as_then() -> None:
+            restart()
+            engine.passes.draw_on(drawn, 0)
+
+        return restart_as_then
 
     def _rehearse(
         self,
@@ -164,97 +246,77 @@ class Rehearsals:
         spare: Any,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Compute from copies of `spare`, and compare.
+        """Compute from copies of `spare`, and compare; the program keeps what it kept before.
 
         `restart` makes random numbers and buffers those before, `check` refuses what a pass must
         not do in words of its own.
         """
-        before = self.look()
+        before, fixed = self._look_again(), self._fixed()
+        begun = self._begun.setdefault(name, before)
 
-        def compute() -> Seen:
-            return function(tree_map(_copied, spare))
-
-        def rehearse(
-            elsewhere: AbstractContextManager[None] | None = None,
-            compute: Callable[[], Seen] = compute,
+        def compute(
+            elsewhere: AbstractContextManager[None] | None = None, spare: Any = spare
         ) -> Seen:
             restart()
             seen: Seen = {}
             with suppress(Exception), elsewhere or nullcontext():
-                seen = compute()
+                seen = function(tree_map(_copied, spare))
             restart()
             return seen
 
-        once = rehearse()
-        first = self.look()
+        def with_other_weights(spare: Any) -> None:
+            with _other_weights(self._model):
+                compute(spare=spare)
+
+        once = compute()
+        for path in itertools.chain.from_iterable(each.paths for each in before.changes()):
+            if path.endswith(_OF_TORCHMETRICS):  # which is read later, after passes
+                raise self._refusal(Dependence(path, "what it computes"))
         if not once or any(word in once.get("`loss`", "") for word in ("nan", "inf")):
+            before.put_back()
             return  # that is explained where the step fails
         check()
-        self._compare(once, first, rehearse)
-        written = before.written_in(self.look())
-        now = _Earlier(before, written, [leaf.shape for leaf in _tensors_in(spare)], compute)
-        earlier = self._earlier.setdefault(name, now)
-        if earlier is None or earlier is now:
-            return
-        self._earlier[name] = None
-        if ways := [*dict.fromkeys([*earlier.written, *written])]:
-            is_alike = earlier.shapes == now.shapes
-            orders = Orders(earlier.before, ways, self.look, is_alike)
-            one = partial(rehearse, compute=earlier.compute)
-            if way := orders.what_goes_on(one, rehearse, once):
-                raise self._goes_on(way, self.look())
+        earlier = self._earlier.get(name)
+        others: dict[str, Callable[[], object]] = {}
+        if earlier is not None:
+            others["an earlier shard"] = earlier
+        if self._trains:
+            others["other weights"] = partial(with_other_weights, spare)
+        self._earlier[name] = compute
+        rehearsal = Rehearsal(
+            self.look,
+            compute,
+            self._written.setdefault(name, set()),
+            lambda: compute(as_another_worker(self._run.team.world)),
+            others,
+        )
+        moments = [before] if begun is before else [before, begun]
+        finding = rehearsal.judge(moments, once)
+        if finding is not None:
+            moved = [name for name, now in self._fixed().items() if fixed[name] != now]
+            raise self._refusal(finding._replace(path=finding.path or "".join(moved[:1])))
+        before.put_back()
+        restart()
 
-    @contextmanager
-    def calls(self) -> Iterator[None]:
-        """Have the first call of each model of the run rehearsed within a block."""
-        model, run = self._model, self._run
-        named = dict(model.named_children()) if type(model) is nn.ModuleDict else {"": model}
-        with ExitStack() as stack:
-            for name, each in named.items():
-                is_compiled = isinstance(each, torch.jit.ScriptModule) or hasattr(each, "_orig_mod")
-                if self.is_exact and not is_compiled and not run.device.is_divided:
-                    begin = OwnHook(partial(self._rehearse_call, name, iter([True])))
-                    hook = each.register_forward_pre_hook(begin, with_kwargs=True)
-                    stack.callback(hook.remove)
-            yield
-
-    def _rehearse_call(
-        self, name: str, first: Iterator[bool], model: nn.Module, args: Any, kwargs: Any
-    ) -> None:
-        engine = self._run.engine
-        if engine is None or not next(first, False):
-            return
-        frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-        there = frozen | dict(model.named_buffers())
-        before = {name: value.detach().clone() for name, value in there.items()}
-        nothing = torch.empty(0, device=engine.exchange.device.torch)
-
-        def call(given: Any) -> Seen:
-            args, kwargs = given
-            unsaved = torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda _: nothing)
-            with engine.passes.generators_put_back(), unsaved:
-                return _leaves_of(model.forward(*args, **kwargs))
-
-        def restart() -> None:
-            now = dict(model.named_parameters()) | dict(model.named_buffers())
-            for name, value in before.items():
-                now[name].data.copy_(value)
-
-        self._rehearse(f"model {name}", call, restart, _spare((args, kwargs)))
+    def _fixed(self) -> dict[str, str]:
+        """Hash some of each parameter that no optimizer updates."""
+        updated = updated_parameters(self._model, self._run.kept.optimizer)
+        named = self._model.named_parameters()
+        return {name: hashed(each, _SAMPLED) for name, each in named if name not in updated}
 
     @staticmethod
     def without_training(
         run: RunContext, name: str, function: Compute, calls: dict[Any, Iterator[int]]
     ) -> Compute:
-        """Have the next `calls` of a function rehearsed, in passes without training."""
-        of_program = _programs(function)
-        left = calls.setdefault(getattr(of_program, "__code__", of_program), iter(range(AT_FIRST)))
+        """Have a function rehearsed in passes without training; `calls` are counted there."""
+        of_program = programs_own(function)
+        numbers = calls.setdefault(getattr(of_program, "__code__", of_program), itertools.count())
         rehearsals: Rehearsals | None = None
 
         @wraps(function)
         def call(model: nn.Module, batch: Any) -> Any:
             nonlocal rehearsals
-            if next(left, None) is not None:
+            if is_due(AT_FIRST, next(numbers)):
                 rehearsals = rehearsals or Rehearsals(run, {name: function}, model)
                 rehearsals._rehearse_pass(name, function, batch)
             return function(model, batch)
@@ -266,86 +328,153 @@ class Rehearsals:
             return
         own = OwnGenerators(model=self._model, **self._functions)
         own.look()
+        devices = [part.torch for part in self._run.device.parts]
+        drawn = generator_states(devices), own.states()
 
         def call(given: Any) -> Seen:
             with self._run.device.generators_put_back(), own.put_back():
+                set_generator_states(drawn[0], devices)
+                own.set_states(drawn[1])
                 return _leaves_of(function(self._model, given))
 
         with buffers_put_back(self._model) as restart:
             self._rehearse(name, call, restart, _spare(batch))
 
-    def _compare(self, once: Seen, first: Held, again: Rehearse) -> None:
-        """Refuse what goes on from one computation to the next, or differs in them."""
-        seen = again(as_another_worker(self._run.team.world))
-        if way := what_goes_on(first, self.look, again):
-            raise self._goes_on(way, first)
-        differs = difference(once, seen)
-        if differs is None:
-            return
-        if again() == once and again(as_another_worker(self._run.team.world)) != once:
-            raise RuntimeError(
-                f"{_MUST} {differs} is another one where RANK and WORLD_SIZE are another worker's: "
-                f"compute the same on every worker; for what one worker alone is to do, write a "
-                f"callback that asks for `fit.is_leader`."
-            )
-        raise RuntimeError(
-            f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
-            f"buffers, {differs} is another one: look for what they keep from shard to shard, take "
-            f"from the time or draw from a generator that cannot be found; {_IN_TIME}"
-        )
-
-    def _check_reading(self, before: Held, batch: Any, spare: Any, read: Callable[[], Any]) -> None:
+    def _check_reading(
+        self, before: Account, batch: Any, spare: Any, read: Callable[[], Any]
+    ) -> None:
         """Refuse what passes that got `spare` have changed, if samples read then are others."""
+        self._check_in_place(batch, spare, read)
         known = hashed(spare, _WHOLE)
-        ways, is_in_place = before.written_in(self.look()), hashed(batch, _WHOLE) != known
-        if not (ways or is_in_place):
-            return
         told = hashed(read(), _WHOLE)
         if told == known or told != hashed(read(), _WHOLE):
             return
-        if is_in_place:
+        left = self.look()
+        for change in before.changes():
+            before.put_back(partial(operator.is_, change.holder))
+            is_it = hashed(read(), _WHOLE) == known
+            left.put_back()
+            if is_it:
+                raise RuntimeError(
+                    f"{_MUST} they change `{change.paths[0]}`, which the dataset reads, and each "
+                    f"worker computes other shards: {_OF_SAMPLES}"
+                )
+
+    def _check_in_place(self, batch: Any, spare: Any, read: Callable[[], Any]) -> None:
+        known = hashed(spare, _WHOLE)
+        if hashed(batch, _WHOLE) == known:
+            return
+        told = hashed(read(), _WHOLE)
+        if told != known and told == hashed(read(), _WHOLE):
             raise RuntimeError(
-                f"{_MUST} they change their batch in place, and with it the data set, as "
-                f"`collate_fn` or `__getitem__` gives out its own memory: clone the tensors there, "
-                f"or write `x = x - mean` in place of `x -= mean`."
+                f"{_MUST} they change their batch in place, and with it the dataset, as "
+                f"`collate_fn` or `__getitem__` returns its own memory: clone the tensors there, "
+                f"or write `x = x - mean` instead of `x -= mean`."
             )
-        way = culprit(ways, before, self.look(), lambda: hashed(read(), _WHOLE) == known)
-        raise RuntimeError(
-            f"{_MUST} they change `{way}`, which the data set reads, and each worker computes "
-            f"others: {_OF_SAMPLES}"
-        )
 
     @property
     def is_exact(self) -> bool:
         """Whether what is computed again has the same bits."""
         return self._run.options.exact or self._run.device.is_host
 
-    def own(self) -> set[int]:
-        """Give the identities of what the model has."""
-        model = self._model
-        return set(map(id, itertools.chain(model.parameters(), model.buffers(), model.modules())))
-
-    def look(self) -> Held:
+    def look(self, more: Mapping[str, Any] = MappingProxyType({})) -> Account:
         """Look at what the program keeps now, beside the model's parameters and buffers."""
-        model, own = self._model, self.own()
-        holders = reach({"model": model, **self._functions}).holders
-        held = Held(holders, own, at_most=_WHOLE)
-        for way, value in held.others.items():
-            if isinstance(value, nn.Module):  # such as a teacher
-                for part, parameter in value.named_parameters():
-                    if id(parameter) not in own:
-                        held.note(Holder(way, lambda: iter(())), f".{part}", parameter)
-        return held
+        known = self._known.get(bool(more))
+        if known is not None and not known[1].changes():
+            self._walk, account = known  # whatever leads elsewhere now would have changed
+            return account
+        program = self._run.program if self._trains else {}
+        roots = {"model": self._model, **self._functions, "": self._run.frame}
+        roots |= {name: program[name] for name in ("on_gradients", "hooks") if program.get(name)}
+        self._walk = looked_at(self._model, {**roots, **more})
+        account = self._account(self._walk)
+        if self._run.frame is None:  # of which other variables count at other places
+            self._known[bool(more)] = self._walk, account
+        return account
 
-    def _goes_on(self, way: str, held: Held) -> RuntimeError:
-        """Make the refusal of what is kept from shard to shard."""
-        remedy = _IN_TIME if held.is_plain(way) else _OF_TENSORS
-        if not self._trains or way.endswith("._update_count"):
-            remedy = _OF_METRICS
+    def _look_again(self) -> Account:
+        """Look at what the same places hold, as nothing of the program has run since."""
+        return self.look() if self._walk is None else self._account(self._walk)
+
+    def _account(self, walk: Walk) -> Account:
+        """Read what a walk has found, but not memory of parameters that something looks at."""
+        engine = self._run.engine
+        state = [*self._model.parameters(), *self._model.buffers()]
+        if engine is not None:
+            exchange = engine.exchange
+            state += [*exchange.parameters, *exchange.fixed]
+            state += [each.there for each in exchange.references.all]
+        return Account(walk.holders, apart=over_memory_of(state, walk.holders))
+
+    def _refusal(self, finding: Dependence) -> RuntimeError:
+        if finding.is_of_rank:
+            return RuntimeError(
+                f"{_MUST} {finding.differs} changes when RANK and WORLD_SIZE are those of another "
+                f"worker: compute the same on every worker; for what one worker alone is to do, "
+                f"write a callback that asks for `fit.is_leader`."
+            )
+        if finding.path:
+            remedy = _IN_TIME if finding.is_plain else _OF_TENSORS
+            if not self._trains or finding.path.endswith(_OF_TORCHMETRICS):
+                remedy = _OF_METRICS
+            return RuntimeError(
+                f"`{finding.path}` carries over from one shard to the next, and {finding.differs} "
+                f"depends on it, but each worker computes different shards: {remedy}"
+            )
+        if not self._functions:
+            return RuntimeError(
+                f"{finding.differs} differs when a step's first batch comes again after the last "
+                f"one: the body of the loop over `step.shards` keeps something from shard to "
+                f"shard, or counts this worker's shards, as `enumerate(step.shards)` does: use "
+                f"`unisono.progress().shard`, and change what it keeps between steps."
+            )
         return RuntimeError(
-            f"{_MUST} `{way}` goes on from shard to shard, and each worker computes others: "
-            f"{remedy}"
+            f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
+            f"buffers, {finding.differs} differs: look for what they keep from shard to shard, "
+            f"take from the time or draw from a generator that cannot be found; {_IN_TIME}"
         )
+
+
+def _compare_gradients(team: Team, gradients: Gradients) -> None:
+    """Refuse gradients that `on_gradients` leaves differently on each worker. Collective."""
+    votes = None
+    while votes is None:
+        votes = team.vote(zlib.crc32(hashed(gradients).encode()), "changed gradients")
+    if len(set(votes.values())) > 1:
+        raise MismatchError(
+            "`on_gradients` must leave the same gradients on every worker, but does not: compute "
+            "them from its arguments, not from the rank, the time or what passes store, and draw "
+            "with the default generators, which are seeded alike."
+        )
+
+
+def looked_at(model: nn.Module, roots: Mapping[str, Any]) -> Walk:
+    """Walk from objects of a program, but not into what a model's state has."""
+    modules = list(model.modules())
+    state = itertools.chain(model.parameters(), model.buffers())
+    return Walk(roots, elsewhere=set(map(id, state)), layers=set(map(id, modules)))
+
+
+@contextmanager
+def _other_weights(model: nn.Module) -> Iterator[None]:
+    """Have other weights in some of a model's parameters within a block, small ones first.
+
+    In other memory, as workers may share that of the parameters.
+    """
+    room, before = _OTHERWISE, []
+    trained = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
+    for parameter in sorted(trained, key=torch.Tensor.numel):
+        room -= parameter.nbytes
+        if room < 0:
+            break
+        before.append((parameter, parameter.data))
+    try:
+        for parameter, data in before:
+            parameter.data = data * 0.5 + 0.25
+        yield
+    finally:
+        for parameter, data in before:
+            parameter.data = data
 
 
 def _leaves_of(found: Any) -> Seen:
@@ -374,13 +503,3 @@ def _copied(leaf: Any) -> Any:
         return leaf.detach().clone()
     flat = leaf.detach().as_strided((spanned,), (1,)).clone()
     return flat.as_strided(leaf.shape, leaf.stride())
-
-
-def _programs(function: Any) -> Any:
-    """Give the program's own function, which ours may be around."""
-
-    def is_own(function: Any) -> bool:
-        module = getattr(function, "__globals__", {}).get("__name__", "")
-        return not module.startswith("unisono.")
-
-    return inspect.unwrap(function, stop=is_own)

@@ -31,8 +31,8 @@ from unisono.engine.exchange.shared import SharedExchange
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import Snapshot, bytes_at_most, check_fits
 from unisono.errors import CheckpointError
+from unisono.programs.hashes import hashed
 from unisono.runtime.checkpoint.run_directory import name_of
-from unisono.runtime.held import hashed
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
@@ -89,7 +89,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         if not is_ahead:
             run.plan = plan.samples
             # What callbacks had changed in the dataset was put back in the call before.
-            if not was_ahead or run.attributes is None:
+            if not was_ahead or run.program_kept is None:
                 _check_data(run, plan, answer["data"])
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
     checkpoints.note_beginning(begins_as)

@@ -32,7 +32,6 @@ from unisono.errors import PeerLostError
 from unisono.plan.shards import assign
 from unisono.runtime.device import AUTO, drawn_without_seed
 from unisono.runtime.habits import habits_met
-from unisono.runtime.reach import used_in
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.launcher_messages import Ready
 from unisono.training.checkpoints import Checkpoints
@@ -278,7 +277,7 @@ class Run:
             groups=groups,
         )
         plan = self._context.plan_loop(reading, epochs, steps)
-        return begin_loop(self._context, plan, named=used_in(sys._getframe(2)))
+        return begin_loop(self._context, plan, frame=sys._getframe(2))
 
     def stop(self) -> None:
         """End the current loop after the current step, as if that were its last.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from unisono.data.data_reading import Reading, is_stream, length_of
 from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.fingerprint import fingerprint_of_data
 from unisono.engine.exchange.snapshots import RunMemory
-from unisono.engine.state.attributes import Attributes
 from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.state.run_state import RunState
 from unisono.engine.step.engine import StepEngine
@@ -27,6 +26,8 @@ from unisono.engine.step.loss_scaling import LossScaling
 from unisono.errors import MismatchError
 from unisono.plan.samples import ENDLESS, SamplePlan
 from unisono.plan.shards import default_shards
+from unisono.programs.kept import KeptProgram
+from unisono.programs.live import variables_of
 from unisono.runtime.device import Device
 from unisono.runtime.notices import say
 from unisono.runtime.whole import check_whole
@@ -75,7 +76,7 @@ class RunContext:
     observer: Observer = field(default_factory=Observer)  # who follows the run now
     # computes a batch's loss; None in loops where the program does that
     loss: Callable[[nn.Module, Any], Any] | None = None
-    named: Mapping[str, Any] = field(default_factory=dict)  # what its own loop may use, by name
+    frame: FrameType | None = None  # of the program's own loop, while it is under way
     functions: Sequence[Any] = ()  # what of the program runs in the loop's passes, as far as known
     engine: StepEngine | None = None  # computes the steps of the loop under way
     memory: RunMemory | None = None  # of the newest loop
@@ -84,7 +85,7 @@ class RunContext:
     has_resumed: bool = False  # no checkpoint is to be looked for any more
     has_joined: bool = False  # see `unisono.Run`
     is_ahead: bool = False  # likewise
-    attributes: Attributes | None = None  # of the program's own callbacks and optimizers
+    program_kept: KeptProgram | None = None  # what the program changes between steps
     num_loops: int = 0  # that the program has come to
     loop: str = ""  # tells the newest of them apart when the program is started again
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
@@ -97,7 +98,7 @@ class RunContext:
         kept = self.kept
         return {
             "loss": self.functions,
-            "loop": self.named,
+            "loop": {} if self.frame is None else variables_of(self.frame),
             "model": kept.model,
             "optimizer": kept.optimizer,
             "on_gradients": self.options.on_gradients,
@@ -117,6 +118,17 @@ class RunContext:
             self.told.add(line)
             if self.team.position == 0 and not self.replicated_calls.is_behind:
                 self.say(line)
+
+    def has_begun(self) -> None:
+        """Have the program go on from where it was, once a loop has begun on this worker."""
+        drawn, passes = None, None if self.engine is None else self.engine.passes
+        if self.program_kept is not None:
+            is_alone = passes is None or self.has_joined or self.replicated_calls.is_behind
+            drawn_now = list if passes is None else passes.drawn
+            team = None if is_alone else self.team
+            drawn = self.program_kept.has_begun(self.num_loops, drawn_now, team)
+        if passes is not None:  # else others have done all steps of the loop
+            passes.draw_on(drawn, self.kept.position.step)
 
     @property
     def takes_closure(self) -> bool:
@@ -306,6 +318,13 @@ def check_order(run: RunContext, samples: SamplePlan) -> None:
             f"`sampler` must give the order again in which epoch {position.epoch} has begun, but "
             f"{samples.sampler} gives another: give it what it was given, or begin anew with "
             f'`Checkpoint(resume="never")`.'
+        )
+    order_of, goes_on = samples.order_of, position.batch and not run.has_joined
+    if goes_on and isinstance(order_of, EpochOrder) and order_of.has_changed(position.epoch):
+        run.say_once(
+            f"{samples.sampler} would give another order now than the one in which epoch "
+            f"{position.epoch} has begun: this epoch goes on as it began, and what the sampler "
+            f"gives counts from the next one on"
         )
 
 

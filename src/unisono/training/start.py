@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from unisono.engine.state.contents import digest_of, signature
 from unisono.engine.state.saved import told_modes
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign, default_shards
+from unisono.programs.live import orders_by_hash
 from unisono.runtime.device import notices
 from unisono.runtime.world import OPEN_MPI, SLURM, THREADS_VARIABLE, threads_per_worker
 from unisono.training.identity import compare_devices, switches_of
@@ -53,6 +56,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         if run.checkpoints is not None:
             samples_seen(run, plan)
     _tell_unseeded(run)
+    _tell_hashes(run)
     if not (run.is_ahead or run.is_over(plan.totals)):
         _tell_cores(run, plan.samples.shards)
         _tell_what_a_loss_costs(run)
@@ -123,6 +127,21 @@ def _tell_unseeded(run: RunContext) -> None:
             f"covers training alone: write `torch.manual_seed({run.options.seed})` before the "
             f"model is made"
         )
+
+
+def _tell_hashes(run: RunContext) -> None:
+    """Say once that hashes of texts are others in each start, where the program's file has any."""
+    is_fixed = os.environ.get("PYTHONHASHSEED", "random") != "random"
+    if is_fixed or run.is_ahead or run.team.position or "hashes" in notices():
+        return
+    notices().add("hashes")
+    with suppress(OSError, SyntaxError, TypeError, ValueError):
+        source = inspect.getsource(sys.modules["__main__"])
+        if orders_by_hash(compile(source, "the program", "exec", dont_inherit=True)):
+            run.say(
+                "this program uses sets or `hash`, and the order of a set of texts differs from "
+                "one start to the next: if a result depends on it, set PYTHONHASHSEED=0"
+            )
 
 
 def _tell_cores(run: RunContext, num_shards: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
@@ -15,9 +16,11 @@ from unisono.engine.state.run_state import Position
 from unisono.engine.step.records import Phase, StepMeans
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
+from unisono.programs.holders import is_iterator
 from unisono.runtime.device import host
 from unisono.runtime.training_progress import now
 from unisono.runtime.workers.team import StepBrokenError
+from unisono.training.body_rehearsal import BodyRehearsal
 from unisono.training.boundary import Boundary
 from unisono.training.callbacks.callback import DoneStep
 from unisono.training.failing_step import Explanation, failing_shard
@@ -32,6 +35,13 @@ from unisono.training.whole_batch import (
     rows_of_batch,
 )
 
+AT_FIRST, EVERY = 2, 1024  # steps that are looked at closely
+
+
+def is_due(num_looks: int, step: int) -> bool:
+    """Return whether a step is one in which a loop is looked at closely."""
+    return num_looks < AT_FIRST or step & (step - 1) == 0 or step % EVERY == 0
+
 
 class Step(DoneStep):
     """One global batch and the update that it leads to. Made by ``Run.steps``.
@@ -45,7 +55,7 @@ class Step(DoneStep):
             midst of it: the step, and maybe some before it, will come again.
     """
 
-    watch_body: Callable[[Iterator[Any]], Iterator[Any]] = staticmethod(iter)
+    rehearse: Callable[[], BodyRehearsal] | None = None
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
@@ -68,6 +78,8 @@ class Step(DoneStep):
     def _begin(self) -> None:
         self._waiting: int | None = None
         self._newest, self._taken = 0, False
+        self._rehearsal: BodyRehearsal | None = None
+        self._given_out: Iterator[Any] = iter(())
         self._done: set[int] = set()
         self._have_all_arrived = False
 
@@ -112,12 +124,18 @@ class Step(DoneStep):
                 f"{self.number}: do all that a batch is for while the loop has it."
             )
         self._taken = True
-        return self.watch_body(self._batches())
+        self._given_out = batches = self._batches()
+        return batches
 
     def _batches(self) -> Iterator[Any]:
         more: Sequence[int] | None = self._engine.begin_passes()
+        self._rehearsal = None if self.rehearse is None else self.rehearse()
         while more is not None:
             yield from self._compute(more)
+            if self._rehearsal is not None:
+                is_within = any(map(is_iterator, gc.get_referrers(self._given_out)))
+                yield from self._rehearsal.once_more(self._start_again, is_within=is_within)
+                self._end_rehearsal()
             if self._loader.copies_early:
                 # While the device computes the last shard, and before others are waited for.
                 self._loader.take_early()
@@ -135,16 +153,34 @@ class Step(DoneStep):
                 self._engine.skip_shard(shard)
                 self._done.add(shard)
                 continue
+            if self._done and self._loader.runs_program:
+                self._engine.exchange.buffers.restore()  # a dataset may read them
             batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
             # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(shard)
             self._waiting = self._newest = shard
+            if self._rehearsal is not None:
+                self._rehearsal.note(shard, self._shard_sizes[shard], batch)
             yield batch
             if self._waiting is not None:
                 raise RuntimeError(
                     f"`step.backward(loss)`, not `loss.backward()`, must be called before the next "
                     f"batch is taken, but shard {shard} of step {self.number} has no loss."
                 )
+
+    def _start_again(self, shard: int, take: Callable[[Any], None]) -> None:
+        """Prepare for a shard's passes once more, whose loss is only looked at."""
+
+        def finish(shard: int, returned: Any, num_samples: int, share: float) -> None:
+            take(returned)
+
+        self._engine.start_shard(shard)
+        self._finish_shard, self._waiting = finish, shard
+
+    def _end_rehearsal(self) -> None:
+        if self._finish_shard is not self._engine.finish_shard:
+            self._engine.guard.guard_gradients()
+        self._finish_shard, self._rehearsal = self._engine.finish_shard, None
 
     def _read(self, shard: int) -> Any:
         try:
@@ -207,6 +243,8 @@ class Step(DoneStep):
         if create_graph:
             raise ValueError(NO_GRAPH)
         num_samples = self._shard_sizes[shard]
+        if self._rehearsal is not None:
+            self._rehearsal.note_loss(shard, loss)
         self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         self._waiting = None
         self._done.add(shard)

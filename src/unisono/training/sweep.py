@@ -19,11 +19,12 @@ from torch.nn.parameter import is_lazy
 from unisono.data.fingerprint import REMEDY, fingerprint_of_data
 from unisono.data.loader import ShardPosition
 from unisono.engine.state.contents import buffers_put_back, digest_of_weights
+from unisono.engine.state.modes import evaluating
 from unisono.engine.state.run_state import Position
 from unisono.plan.seeds import seed_of
+from unisono.programs.generators import OwnGenerators
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import IN_A_PASS, collectives_watched, forbid
-from unisono.runtime.reach import OwnGenerators
 from unisono.runtime.training_progress import now
 from unisono.runtime.world import threads_per_worker
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
@@ -108,13 +109,9 @@ class Sweep:
         refuses passes that change a parameter.
         """
         plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
-        check_unchanged = _watching(self.model)
-        modes = [(module, module.training) for module in self.model.modules()]
-        if self._run.engine is not None:
-            self._run.engine.exchange.references.take()
         self._own.look()
-        self.model.eval()
-        try:
+        with evaluating(self.model) as modes:
+            check_unchanged = _watching(self.model)
             with (
                 torch.no_grad(),
                 self.device.generators_put_back(),
@@ -139,6 +136,7 @@ class Sweep:
                             self.seed("evaluate", number)
                             now().at = done.step, done.epoch, *plan.as_progress(batch, shard)
                             put_buffers_back()
+                            modes.put_back()
                             before = forbid(IN_A_PASS)
                             try:
                                 yield Part(batch, shard, num_samples, data)
@@ -147,9 +145,6 @@ class Sweep:
                             check_unchanged()
 
                 yield parts_of
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
     def by_all_workers(
         self, compute: Callable[[Sequence[int]], Mapping[int, bytes]], purpose: str

@@ -27,7 +27,7 @@ class Images(Dataset):
 
 
 # More than what is read to compare datasets before the first step.
-first_ones = itertools.repeat(None, 20)
+first_ones = itertools.repeat(None, 60)
 
 
 def load_image(index):

@@ -1,4 +1,4 @@
-# %% data_of_a_mask: SAME|REFUSED open
+# %% data_of_a_mask: SAME|REFUSED
 m = net()
 m[0].register_buffer("mask", torch.ones(8))
 m[0].register_forward_hook(lambda layer, given, out: out * layer.mask)
@@ -12,7 +12,7 @@ class Prunes(Callback):
 t = trainer(m, callbacks=[Prunes()])
 fit(t)
 
-# %% set_to_another_storage: SAME|REFUSED open
+# %% set_to_another_storage: SAME|REFUSED
 m = net()
 m.register_buffer("shift", torch.zeros(2))
 
@@ -29,7 +29,7 @@ class Sets(Callback):
 t = trainer(m, shifted, callbacks=[Sets()])
 fit(t)
 
-# %% another_tensor_in_buffers: SAME|REFUSED open
+# %% another_tensor_in_buffers: SAME|REFUSED
 run = None
 m = net()
 m.register_buffer("shift", torch.zeros(2), persistent=False)
@@ -40,7 +40,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
             step.backward(F.cross_entropy(m(x) + m.shift, y))
     m._buffers["shift"] = 0.5 * m.shift + m[2].bias.detach()
 
-# %% two_that_change_places: SAME|REFUSED open
+# %% two_that_change_places: SAME|REFUSED
 m = net()
 m.register_buffer("odd", torch.tensor([0.5, 0.0]))
 m.register_buffer("even", torch.tensor([0.0, 0.5]))
@@ -80,7 +80,7 @@ class Refreshes(Callback):
 t = trainer(m, distilled, SGD(student.parameters(), 0.1), callbacks=[Refreshes()])
 fit(t)
 
-# %% queue_rolled_in_a_new_tensor: SAME|REFUSED open
+# %% queue_rolled_in_a_new_tensor: SAME|REFUSED
 m = net()
 m.register_buffer("queue", torch.zeros(5, 2))
 

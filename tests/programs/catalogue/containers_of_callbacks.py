@@ -37,7 +37,7 @@ class Votes(Callback):
 t = trainer(net(), callbacks=[Votes()])
 fit(t)
 
-# %% a_generator_of_numpy: SAME open
+# %% a_generator_of_numpy: SAME
 import numpy as np
 
 
@@ -55,7 +55,7 @@ t = trainer(net(), callbacks=[Shakes()])
 fit(t)
 
 
-# %% a_generator_of_torch: SAME open
+# %% a_generator_of_torch: SAME
 class Shakes(Callback):
     def __init__(self):
         self.generator = torch.Generator().manual_seed(5)
@@ -68,7 +68,7 @@ class Shakes(Callback):
 t = trainer(net(), callbacks=[Shakes()])
 fit(t)
 
-# %% rates_of_a_cycle: REFUSED|SAME open
+# %% rates_of_a_cycle: REFUSED|SAME
 import itertools
 
 
@@ -82,7 +82,7 @@ class Cycles(Callback):
 t = trainer(net(), callbacks=[Cycles()])
 fit(t)
 
-# %% lines_of_a_file: REFUSED|SAME open
+# %% lines_of_a_file: REFUSED|SAME
 import io
 
 
@@ -97,7 +97,7 @@ class Plan(Callback):
 t = trainer(net(), callbacks=[Plan()])
 fit(t)
 
-# %% a_queue_of_threads: REFUSED|SAME open
+# %% a_queue_of_threads: REFUSED|SAME
 import queue
 
 
@@ -143,7 +143,7 @@ t = trainer(net(), callbacks=[Spread()])
 fit(t)
 
 
-# %% bytes_that_are_set: SAME open
+# %% bytes_that_are_set: SAME
 class Bits(Callback):
     def __init__(self):
         self.bits = bytearray(8)
@@ -157,7 +157,7 @@ class Bits(Callback):
 t = trainer(net(), callbacks=[Bits()])
 fit(t)
 
-# %% sorted_records: SAME open
+# %% sorted_records: SAME
 import bisect
 import typing
 
@@ -186,7 +186,7 @@ t = trainer(net(), callbacks=[Best()])
 fit(t)
 
 
-# %% the_rest_of_a_list: REFUSED|SAME open
+# %% the_rest_of_a_list: REFUSED|SAME
 class Pops(Callback):
     def __init__(self):
         self.rest = iter([0.3 / (1 + n) for n in range(40)])

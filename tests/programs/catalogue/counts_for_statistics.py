@@ -1,4 +1,4 @@
-# %% labels_that_were_read: SAME reads open
+# %% labels_that_were_read: SAME reads
 import collections
 
 
@@ -15,7 +15,7 @@ class Counted(Rows):
 t = trainer(net())
 fit(t, Counted())
 
-# %% bytes_and_seconds: SAME reads open
+# %% bytes_and_seconds: SAME reads
 import time
 
 
@@ -35,7 +35,7 @@ t = trainer(net())
 fit(t, Timed())
 
 
-# %% indices_for_a_log: SAME reads open
+# %% indices_for_a_log: SAME reads
 class Logged(Rows):
     def __init__(self):
         self.log = []
@@ -49,7 +49,7 @@ t = trainer(net())
 fit(t, Logged())
 
 
-# %% calls_of_a_collate: SAME reads open
+# %% calls_of_a_collate: SAME reads
 class Collates:
     calls, longest = 0, 0
 

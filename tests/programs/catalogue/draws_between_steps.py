@@ -1,4 +1,4 @@
-# %% features_left_out_for_a_step: SAME open
+# %% features_left_out_for_a_step: SAME
 class Masked(nn.Sequential):
     mask = torch.ones(8)
 
@@ -18,7 +18,7 @@ class Drops(Callback):
 t = trainer(m, callbacks=[Drops()])
 fit(t)
 
-# %% dropout_by_numpy: SAME open
+# %% dropout_by_numpy: SAME
 import numpy as np
 
 m = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 2))
@@ -32,7 +32,7 @@ class Varies(Callback):
 t = trainer(m, callbacks=[Varies()])
 fit(t)
 
-# %% depth_drawn_in_a_loop: SAME open
+# %% depth_drawn_in_a_loop: SAME
 import random
 
 layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
@@ -63,7 +63,7 @@ class Projects(Callback):
 t = trainer(net(), callbacks=[Projects()])
 fit(t)
 
-# %% temperature_drawn_for_an_epoch: SAME open
+# %% temperature_drawn_for_an_epoch: SAME
 import random
 
 m = net()
@@ -94,9 +94,10 @@ for steps in (6, 18, 24):
             for batch in step.shards:
                 step.backward(loss(m, batch))
 
-# %% a_schedule_that_draws: SAME open
+# %% a_schedule_that_draws: SAME
 import random
 
+random.seed(0)
 m = net()
 optimizer = SGD(m.parameters(), 0.1)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: random.uniform(0.5, 1.5))

@@ -29,7 +29,7 @@ t = trainer(Normed())
 fit(t)
 
 
-# %% words_numbered_as_they_come: REFUSED open
+# %% words_numbered_as_they_come: REFUSED
 class Tokens(Dataset):
     words = [f"w{n * 7 % 40}" for n in range(96)]
 
@@ -48,7 +48,7 @@ t = trainer(net())
 fit(t, Tokens())
 
 
-# %% padded_to_the_longest_so_far: REFUSED open
+# %% padded_to_the_longest_so_far: REFUSED
 class Pads:
     longest = 0
 

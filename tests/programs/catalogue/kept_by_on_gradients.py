@@ -1,4 +1,4 @@
-# %% error_feedback_of_sign_sgd: SAME open
+# %% error_feedback_of_sign_sgd: SAME
 rest = {}
 
 
@@ -14,7 +14,7 @@ t = trainer(net(), on_gradients=compressed)
 fit(t)
 
 
-# %% largest_norm_so_far_of_an_object: SAME open
+# %% largest_norm_so_far_of_an_object: SAME
 class Limit:
     def __init__(self):
         self.largest = 0.0
@@ -29,7 +29,7 @@ class Limit:
 t = trainer(net(), on_gradients=Limit())
 fit(t)
 
-# %% mask_drawn_once: SAME open
+# %% mask_drawn_once: SAME
 masks = {}
 
 
@@ -43,7 +43,7 @@ def sparse(step, gradients):
 t = trainer(net(), on_gradients=sparse)
 fit(t)
 
-# %% momentum_that_is_reset_now_and_then: SAME open
+# %% momentum_that_is_reset_now_and_then: SAME
 import functools
 
 
@@ -60,7 +60,7 @@ t = trainer(net(), on_gradients=functools.partial(pushed, memory={}))
 fit(t)
 
 
-# %% module_with_a_buffer: SAME open
+# %% module_with_a_buffer: SAME
 class Meter(nn.Module):
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Meter(nn.Module):
 t = trainer(net(), on_gradients=Meter())
 fit(t)
 
-# %% deque_of_gradients: SAME open
+# %% deque_of_gradients: SAME
 import collections
 
 last = collections.deque(maxlen=3)
@@ -90,7 +90,7 @@ t = trainer(net(), on_gradients=smoothed)
 fit(t)
 
 
-# %% counter_behind_nonlocal: SAME open
+# %% counter_behind_nonlocal: SAME
 def alternating():
     calls = 0
 

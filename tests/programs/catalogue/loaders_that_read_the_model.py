@@ -1,4 +1,4 @@
-# %% mixed_with_the_nearest_in_feature_space: SAME|LOADERS reads open
+# %% mixed_with_the_nearest_in_feature_space: SAME|LOADERS reads
 m = net()
 
 
@@ -13,7 +13,7 @@ def nearest(items):
 t = trainer(m)
 fit(t, collate=nearest)
 
-# %% adversarial_rows: SAME|LOADERS reads open
+# %% adversarial_rows: SAME|LOADERS reads
 m = net()
 
 
@@ -27,7 +27,7 @@ t = trainer(m)
 fit(t, Adversarial())
 
 
-# %% noise_by_the_norm_of_a_weight: SAME|LOADERS reads open
+# %% noise_by_the_norm_of_a_weight: SAME|LOADERS reads
 class Noisy(Rows):
     def __init__(self, layer):
         self.layer = layer
@@ -40,7 +40,7 @@ m = net()
 t = trainer(m)
 fit(t, Noisy(m[2]))
 
-# %% normalised_by_a_batch_norm: SAME|LOADERS|REFUSED reads open
+# %% normalised_by_a_batch_norm: SAME|LOADERS|REFUSED reads
 m = nn.Sequential(nn.BatchNorm1d(8, affine=False), nn.Linear(8, 2))
 
 
@@ -53,7 +53,7 @@ t = trainer(m)
 fit(t, Scaled())
 
 
-# %% ordered_by_confidence_in_a_method: SAME|LOADERS reads open
+# %% ordered_by_confidence_in_a_method: SAME|LOADERS reads
 class Student(nn.Module):
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ m = Student()
 t = trainer(m)
 fit(t, collate=m.collate)
 
-# %% by_a_weight_taken_before: SAME|LOADERS|REFUSED reads open
+# %% by_a_weight_taken_before: SAME|LOADERS|REFUSED reads
 m = net()
 last = dict(m.named_parameters())["2.weight"]
 

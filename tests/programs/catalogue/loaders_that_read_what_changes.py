@@ -1,4 +1,4 @@
-# %% value_shared_by_multiprocessing: SAME|LOADERS reads open
+# %% value_shared_by_multiprocessing: SAME|LOADERS reads
 import multiprocessing
 
 level = multiprocessing.Value("d", 1.0)
@@ -17,7 +17,7 @@ class Raises(Callback):
 t = trainer(net(), callbacks=[Raises()])
 fit(t, Changed())
 
-# %% tensor_shared_by_torch: SAME|LOADERS reads open
+# %% tensor_shared_by_torch: SAME|LOADERS reads
 difficulty = torch.ones(96).share_memory_()
 
 
@@ -35,7 +35,7 @@ t = trainer(net(), callbacks=[Raises()])
 fit(t, Changed())
 
 
-# %% number_set_after_each_step: SAME|LOADERS reads open
+# %% number_set_after_each_step: SAME|LOADERS reads
 class Changed(Rows):
     scale = 1.0
 
@@ -54,7 +54,7 @@ class Raises(Callback):
 t = trainer(net(), callbacks=[Raises()])
 fit(t, rows)
 
-# %% thresholds_in_a_global_dict: SAME|LOADERS reads open
+# %% thresholds_in_a_global_dict: SAME|LOADERS reads
 thresholds = {"low": -3.0, "high": 3.0}
 
 
@@ -73,7 +73,7 @@ t = trainer(net(), callbacks=[Tightens()])
 fit(t, Changed())
 
 
-# %% module_that_collates: SAME|LOADERS reads open
+# %% module_that_collates: SAME|LOADERS reads
 class Mixes(nn.Module):
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ t = trainer(net(), callbacks=[Raises()])
 fit(t, collate=mixes)
 
 
-# %% class_method_that_collates: SAME|LOADERS reads open
+# %% class_method_that_collates: SAME|LOADERS reads
 class Collates:
     share = 0.0
 
@@ -115,7 +115,7 @@ t = trainer(net(), callbacks=[Raises()])
 fit(t, collate=Collates.mixed)
 
 
-# %% drawn_anew_by_a_callback: SAME|LOADERS reads open
+# %% drawn_anew_by_a_callback: SAME|LOADERS reads
 class Changed(Rows):
     angles = torch.zeros(96)
 

@@ -1,4 +1,4 @@
-# %% in_an_element_of_a_list: REFUSED open
+# %% in_an_element_of_a_list: REFUSED
 run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
 scale = [1.0]
 for step in run.steps(data, batch_size=16, epochs=4):
@@ -8,7 +8,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
             scale[0] = 0.9 * scale[0] + 0.1 * found.item()
             step.backward(found / scale[0])
 
-# %% in_an_array: REFUSED open
+# %% in_an_array: REFUSED
 import numpy as np
 
 
@@ -28,7 +28,7 @@ def main():
 
 run = main()
 
-# %% by_a_method_of_a_dataclass: REFUSED open
+# %% by_a_method_of_a_dataclass: REFUSED
 import dataclasses
 
 
@@ -50,7 +50,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
             reward = (chosen.argmax(1) == y).float()
             step.backward(-(chosen.amax(1) * baseline.advantage(reward)).mean())
 
-# %% by_a_function_that_has_a_global: REFUSED open
+# %% by_a_function_that_has_a_global: REFUSED
 total = 1.0
 
 
@@ -66,7 +66,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
         for batch in step.shards:
             step.backward(normalised(loss(m, batch)))
 
-# %% beside_a_counter_in_a_zip: REFUSED open
+# %% beside_a_counter_in_a_zip: REFUSED
 import itertools
 
 run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
@@ -75,7 +75,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
         for batch, weight in zip(step.shards, itertools.count(1)):
             step.backward(loss(m, batch) * weight)
 
-# %% a_hidden_state_from_shard_to_shard: REFUSED open
+# %% a_hidden_state_from_shard_to_shard: REFUSED
 cell = nn.GRUCell(8, 4)
 head = nn.Linear(4, 2)
 m = nn.ModuleList([cell, head])

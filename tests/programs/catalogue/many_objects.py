@@ -18,7 +18,7 @@ t = trainer(net())
 fit(t, Records(records))
 
 
-# %% tree_with_parents: SAME cpu<4
+# %% tree_with_parents: SAME cpu<4 open
 class Node:
     def __init__(self, parent, depth):
         self.parent, self.depth = parent, depth
@@ -69,7 +69,7 @@ class Deep(nn.Module):
 t = trainer(Deep())
 fit(t)
 
-# %% graph_of_a_library: SAME cpu<4
+# %% graph_of_a_library: SAME cpu<4 open
 import networkx
 
 graph = networkx.random_regular_graph(4, 4000, seed=0)

@@ -29,7 +29,7 @@ def settled(m, b):
 t = trainer(m, settled)
 fit(t)
 
-# %% dropout_off_where_it_is_accurate: SAME|REFUSED open
+# %% dropout_off_where_it_is_accurate: SAME|REFUSED
 m = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2))
 
 
@@ -43,7 +43,7 @@ t = trainer(m, careful)
 fit(t)
 
 
-# %% forward_of_the_model_itself: SAME|REFUSED open
+# %% forward_of_the_model_itself: SAME|REFUSED
 class Annealed(nn.Module):
     def __init__(self):
         super().__init__()

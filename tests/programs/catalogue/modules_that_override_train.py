@@ -49,7 +49,7 @@ fit(t, validate=data)
 assert m.training and not torch.equal(m.slow, m.net.weight)
 
 
-# %% gradients_by_mode: SAME open
+# %% gradients_by_mode: SAME
 class Adapter(nn.Module):
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ fit(t, validate=data, validate_every=3)
 assert m.adapter.weight.requires_grad and not torch.equal(before, m.adapter.weight)
 
 
-# %% cache_of_a_decoder: SAME open
+# %% cache_of_a_decoder: SAME
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ assert m.cache is None
 result = t.evaluate(data, batch_size=32)["loss"]
 
 
-# %% eval_alone_is_overridden: SAME open
+# %% eval_alone_is_overridden: SAME
 class Quantised(nn.Linear):
     rounded = False
 
@@ -128,7 +128,7 @@ for epochs in (1, 2, 3, 4):
     assert not m.rounded
 
 
-# %% a_rate_that_train_sets: SAME open
+# %% a_rate_that_train_sets: SAME
 class Scheduled(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-# %% partial_with_other_arguments: SAME reads open
+# %% partial_with_other_arguments: SAME reads
 import functools
 
 
@@ -25,7 +25,7 @@ t = trainer(net(), callbacks=[Stronger()])
 fit(t, rows)
 
 
-# %% bound_method_of_another_object: SAME open
+# %% bound_method_of_another_object: SAME
 class Weak:
     by = 1.0
 
@@ -57,7 +57,7 @@ t = trainer(net(), criterion, callbacks=[Switches()])
 fit(t)
 
 
-# %% object_of_another_class: SAME reads open
+# %% object_of_another_class: SAME reads
 class Nothing:
     def __call__(self, row):
         return row
@@ -89,7 +89,7 @@ class Begins(Callback):
 t = trainer(net(), callbacks=[Begins()])
 fit(t, rows)
 
-# %% order_of_a_list_of_functions: SAME open
+# %% order_of_a_list_of_functions: SAME
 steps = [torch.tanh, lambda x: x * 2, torch.sin, lambda x: x + 1, torch.atan]
 
 
@@ -109,7 +109,7 @@ t = trainer(net(), processed, callbacks=[Rotates()])
 fit(t)
 
 
-# %% class_of_a_layer: SAME open
+# %% class_of_a_layer: SAME
 class Doubled(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -126,7 +126,7 @@ class Grows(Callback):
 t = trainer(m, callbacks=[Grows()])
 fit(t)
 
-# %% forward_bound_to_the_object: SAME open
+# %% forward_bound_to_the_object: SAME
 import types
 
 m = net()
@@ -157,7 +157,7 @@ class NextHalf(Callback):
 t = trainer(net(), callbacks=[NextHalf()])
 fit(t, part, epochs=8)
 
-# %% values_of_rare_types: SAME reads open
+# %% values_of_rare_types: SAME reads
 import dataclasses
 import datetime
 import fractions
@@ -193,7 +193,7 @@ t = trainer(net(), callbacks=[Widens()])
 fit(t, rows)
 
 
-# %% defaults_and_attributes_of_a_function: SAME open
+# %% defaults_and_attributes_of_a_function: SAME
 def smooth(m, b, *, eps=0.0):
     return F.cross_entropy(m(b[0]) * smooth.sharpness, b[1], label_smoothing=eps)
 
@@ -211,7 +211,7 @@ t = trainer(net(), smooth, callbacks=[Softens()])
 fit(t)
 
 
-# %% attribute_of_a_class: SAME reads open
+# %% attribute_of_a_class: SAME reads
 class Changed(Rows):
     strength = 1.0
 
@@ -228,7 +228,7 @@ t = trainer(net(), callbacks=[Stronger()])
 fit(t, Changed())
 
 
-# %% method_of_a_class: SAME open
+# %% method_of_a_class: SAME
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -274,7 +274,7 @@ class Harder(Callback):
 t = trainer(net(), callbacks=[Harder()])
 fit(t, rows)
 
-# %% settings_in_a_namespace: SAME open
+# %% settings_in_a_namespace: SAME
 import types
 
 settings = types.SimpleNamespace(norm="l2", weight=0.0, layers=frozenset({0}))
@@ -298,7 +298,7 @@ class Sets(Callback):
 t = trainer(net(), regularised, callbacks=[Sets()])
 fit(t)
 
-# %% a_pattern_and_a_set_of_names: SAME open
+# %% a_pattern_and_a_set_of_names: SAME
 import re
 
 m, chosen = net(), {"re": re.compile("^0")}

@@ -1,4 +1,4 @@
-# %% labels_counted_by_the_loss: REFUSED open
+# %% labels_counted_by_the_loss: REFUSED
 seen = {}
 
 
@@ -16,7 +16,7 @@ t = trainer(net(), counting, on_gradients=weighed)
 fit(t)
 
 
-# %% sparsity_noted_by_the_model: REFUSED open
+# %% sparsity_noted_by_the_model: REFUSED
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ def scaled(step, gradients):
 t = trainer(m, on_gradients=scaled)
 fit(t)
 
-# %% norm_noted_by_a_forward_hook: REFUSED open
+# %% norm_noted_by_a_forward_hook: REFUSED
 norms = [0.0]
 m = net()
 m[0].register_forward_hook(lambda layer, given, out: norms.__setitem__(0, given[0].norm().item()))
@@ -73,7 +73,7 @@ t = trainer(net(), scored, on_gradients=eager)
 fit(t)
 
 
-# %% gradient_seen_by_a_tensor_hook: REFUSED open
+# %% gradient_seen_by_a_tensor_hook: REFUSED
 class Watched(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-# %% weights_of_a_weighted_sampler: SAME open
+# %% weights_of_a_weighted_sampler: SAME
 sampler = torch.utils.data.WeightedRandomSampler(torch.ones(96, dtype=torch.double), 96)
 
 
@@ -16,7 +16,7 @@ t = trainer(net(), each, callbacks=[Follows()])
 fit(t, sampler=sampler)
 
 
-# %% hardest_first: SAME open
+# %% hardest_first: SAME
 class HardestFirst(torch.utils.data.Sampler):
     def __init__(self):
         self.losses = [0.0] * 96
@@ -46,7 +46,7 @@ t = trainer(net(), each, callbacks=[Follows()])
 fit(t, sampler=sampler)
 
 
-# %% pool_that_grows: SAME open
+# %% pool_that_grows: SAME
 class Pool:
     size = 32
 
@@ -86,7 +86,7 @@ class Balances(Callback):
 t = trainer(net(), callbacks=[Balances()])
 fit(t, sampler=balanced)
 
-# %% a_loop_that_sets_the_order: SAME open
+# %% a_loop_that_sets_the_order: SAME
 order = list(range(96))
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 for step in run.steps(data, batch_size=16, epochs=4, sampler=lambda epoch, seed: list(order)):

@@ -1,4 +1,4 @@
-# %% dict_that_a_callback_reads: SAME open
+# %% dict_that_a_callback_reads: SAME
 m = net()
 stats = {"last": 0.0, "rates": []}
 
@@ -35,7 +35,7 @@ t.run.state["center"] = center
 fit(t)
 
 
-# %% inner_list_held_by_an_object: SAME open
+# %% inner_list_held_by_an_object: SAME
 class Record:
     def __init__(self, losses):
         self.losses = losses
@@ -51,7 +51,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
             step.backward(weight * loss(m, batch))
     record.losses.append(step.loss)
 
-# %% two_names_for_one_dict: SAME open
+# %% two_names_for_one_dict: SAME
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 run.state["slow"] = run.state["fast"] = {"sum": 0.0}
 for step in run.steps(data, batch_size=16, epochs=4):
@@ -61,7 +61,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
     run.state["fast"]["sum"] += 0.1 * step.loss
 
 
-# %% default_of_a_function: SAME open
+# %% default_of_a_function: SAME
 def weighed(m, b, weights=[1.0, 1.0]):
     return F.cross_entropy(m(b[0]), b[1], weight=torch.tensor(weights))
 

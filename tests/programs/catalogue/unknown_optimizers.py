@@ -41,7 +41,7 @@ t = trainer(m, optimizer=Adapting(m.parameters(), 0.1))
 fit(t)
 
 
-# %% averages_swapped_in_for_validation: SAME open
+# %% averages_swapped_in_for_validation: SAME
 class Averaging(Adam):
     @torch.no_grad()
     def step(self, closure=None):
@@ -69,7 +69,7 @@ fit(t)
 result = t.evaluate(data, batch_size=32)["loss"]
 
 
-# %% distance_travelled_read_in_a_loop: SAME open
+# %% distance_travelled_read_in_a_loop: SAME
 class Tracking(SGD):
     @torch.no_grad()
     def step(self, closure=None):
@@ -104,7 +104,7 @@ t = trainer(m, optimizer=Muon(m.parameters(), 0.1))
 fit(t)
 
 
-# %% rows_reset_where_dead: SAME open
+# %% rows_reset_where_dead: SAME
 class Counting(Adam):
     @torch.no_grad()
     def step(self, closure=None):

@@ -1,4 +1,4 @@
-# %% weight_by_the_loss_before: SAME|REFUSED open
+# %% weight_by_the_loss_before: SAME|REFUSED
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 weight = 1.0
 for step in run.steps(data, batch_size=16, epochs=4):
@@ -8,7 +8,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
     weight = 0.5 * weight + step.loss
 
 
-# %% center_in_a_function: SAME|REFUSED open
+# %% center_in_a_function: SAME|REFUSED
 def main():
     run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
     center = torch.zeros(2)
@@ -22,7 +22,7 @@ def main():
 
 run = main()
 
-# %% last_weights_in_a_list: SAME|REFUSED open
+# %% last_weights_in_a_list: SAME|REFUSED
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 past = []
 for step in run.steps(data, batch_size=16, epochs=4):
@@ -33,7 +33,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
     past = [*past[-2:], m[2].bias.detach().clone()]
 
 
-# %% multiplier_of_a_constraint: SAME|REFUSED open
+# %% multiplier_of_a_constraint: SAME|REFUSED
 class Lagrange:
     def __init__(self):
         self.multiplier = 0.0
@@ -53,7 +53,7 @@ class Lagrange:
 
 run = Lagrange().train()
 
-# %% stage_that_a_loop_enters: SAME|REFUSED open
+# %% stage_that_a_loop_enters: SAME|REFUSED
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 stage, criterion, losses = "warm-up", F.mse_loss, []
 for step in run.steps(data, batch_size=16, epochs=4):
@@ -66,7 +66,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
         stage, criterion = "sharp", F.cross_entropy
 
 
-# %% annealed_in_a_nested_function: SAME|REFUSED open
+# %% annealed_in_a_nested_function: SAME|REFUSED
 def main():
     run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
     beta, seen = 0.0, 0

@@ -1,4 +1,4 @@
-# %% bank_from_step_eight_on: REFUSED open
+# %% bank_from_step_eight_on: REFUSED
 bank = []
 
 
@@ -14,7 +14,7 @@ t = trainer(net(), contrasted)
 fit(t)
 
 
-# %% noise_kept_from_the_second_epoch_on: REFUSED open
+# %% noise_kept_from_the_second_epoch_on: REFUSED
 class Rotated(Rows):
     def __init__(self):
         self.noise = {}
@@ -29,7 +29,7 @@ t = trainer(net())
 fit(t, Rotated())
 
 
-# %% running_mean_from_step_ten_on: REFUSED open
+# %% running_mean_from_step_ten_on: REFUSED
 class Whitened(nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Whitened(nn.Module):
 t = trainer(Whitened())
 fit(t)
 
-# %% hard_ones_once_it_is_good: REFUSED open
+# %% hard_ones_once_it_is_good: REFUSED
 hard = set()
 
 
@@ -60,7 +60,7 @@ t = trainer(net(), focused)
 fit(t, TensorDataset(X, Y, torch.arange(96)))
 
 
-# %% batches_counted_from_the_second_epoch_on: REFUSED open
+# %% batches_counted_from_the_second_epoch_on: REFUSED
 class Warms:
     batches = 0
 
@@ -75,7 +75,7 @@ t = trainer(net())
 fit(t, collate=Warms())
 
 
-# %% least_loss_after_a_warm_up: REFUSED open
+# %% least_loss_after_a_warm_up: REFUSED
 class Patient:
     least = 9.0
 

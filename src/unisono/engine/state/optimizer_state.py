@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.state.packing import STATE_PREFIX, check_plain, keep_in, pack, unpack
 from unisono.errors import CheckpointError
+from unisono.programs.kept import OPTIMIZER
 from unisono.runtime.device import is_on_host
 from unisono.runtime.notices import shown
 
@@ -296,6 +297,22 @@ def states_here(optimizer: Optimizer) -> list[Any]:
         for state in states
         for one in (state.pieces.here() if isinstance(state, StateInPieces) else state.values())
     ]
+
+
+def tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the tensors of the optimizer's state that this process has."""
+    for state in states_here(optimizer):
+        if isinstance(state, dict):
+            yield from (one for one in state.values() if isinstance(one, torch.Tensor))
+
+
+def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
+    """Return those of a run's optimizers that are not torch's own, by name."""
+    return {
+        f"{OPTIMIZER} {name}".rstrip(): member
+        for name, member in members_of(optimizer).items()
+        if not type(member).__module__.startswith("torch.")
+    }
 
 
 def is_in_pieces(optimizer: Optimizer) -> bool:

@@ -200,11 +200,20 @@ def unpack_state(
     for key, contents in unpacked_state(packed, tensors).items():
         if hasattr(state.get(key), "load_state_dict"):
             state[key].load_state_dict(contents)
-        else:
+        elif not _filled(state.get(key), contents):
             state[key] = contents
     for key in [key for key in state if key not in packed]:
         if not hasattr(state[key], "load_state_dict"):
             del state[key]
+
+
+def _filled(there: Any, contents: Any) -> bool:
+    """Have a container hold what it held, as others may hold the container, too."""
+    if type(there) is not type(contents) or type(there) not in (list, dict, set, deque):
+        return False
+    there.clear()
+    (there.extend if isinstance(there, (list, deque)) else there.update)(contents)
+    return True
 
 
 def unpacked_state(

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.exchange.protocol import Exchange
 from unisono.engine.state.contents import updated_parameters
+from unisono.engine.state.modes import Modes
 from unisono.engine.state.optimizers import members_of
 from unisono.engine.step.between_steps import BetweenSteps
 from unisono.engine.step.loss import ShardLoss, check_differentiable, is_known_bad, read_loss
@@ -41,13 +42,15 @@ from unisono.engine.step.transforms import (
     OnGradients,
     Sums,
     UpdateVerdict,
+    Watch,
     clip_norms,
     clip_values,
 )
 from unisono.engine.step.update import Member, Options, pass_for_stepped
 from unisono.errors import NonFiniteLossError
+from unisono.programs.generators import OwnGenerators
 from unisono.runtime.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
-from unisono.runtime.reach import OwnGenerators
+from unisono.runtime.notices import say
 from unisono.runtime.workers.team import Team
 
 _NO_FAULT = operator.is_  # takes two things and does nothing, in C
@@ -97,6 +100,7 @@ class StepEngine:
         )
         self.sums = Sums(exchange, self.timers, list(updated_parameters(model, optimizer)))
         self._hook = on_gradients and GradientHook(on_gradients, self.passes.seed)
+        self._modes, self._has_told = Modes(model), team.position != 0
         self._first_shard = self._turn = 0
         self._wire(self._all)
 
@@ -113,6 +117,11 @@ class StepEngine:
         active = {index for member in members for index in member.parameters}
         each = enumerate(self.exchange.parameters)
         self.passes.others = [parameter for at, parameter in each if at not in active]
+
+    def watch_gradients(self, watch: Watch) -> None:
+        """Have the next call of `on_gradients` looked at."""
+        if self._hook is not None:
+            self._hook.watch = watch
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step; `first_shard` is the first one that has samples in it."""
@@ -149,6 +158,7 @@ class StepEngine:
         number = self._options.note()
         # Where the leader alone updates, its options alone count.
         self.records.options = number if self.exchange.have_all else 0
+        self._modes.note()
         forbid(IN_A_PASS)
         return self.passes.shards
 
@@ -156,6 +166,7 @@ class StepEngine:
         """Prepare for one shard's forward pass, once it has been read."""
         self.timers.lap(Phase.LOADING)
         self._meet_fault("shard", self.sums.step)
+        self._put_modes_back()
         self.passes.start(shard)
         self.guard.release_gradients()
 
@@ -242,6 +253,21 @@ class StepEngine:
     def end_passes(self) -> None:
         """Allow collectives again."""
         forbid("")
+        self._put_modes_back()
+
+    def repeat(self, shard: int) -> None:
+        """Prepare for one shard's passes once more, from what the step began with."""
+        self._modes.put_back()
+        self.passes.repeat(shard)
+
+    def _put_modes_back(self) -> None:
+        if self._modes.put_back() and not self._has_told:
+            self._has_told = True
+            say(
+                "a pass has changed the mode of a layer (`train()` or `eval()`); each shard starts "
+                "with the modes that the step began with: change them between steps, in "
+                "`on_step_begin`"
+            )
 
     def finish(self) -> tuple[StepMeans, bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.

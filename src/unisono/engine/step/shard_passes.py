@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ from unisono.engine.step.loss import ShardLoss
 from unisono.engine.step.loss_scaling import LossScaling
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
-from unisono.runtime.reach import OwnGenerators
+from unisono.programs.generators import OwnGenerators
+from unisono.runtime.device import generator_states, set_generator_states
 from unisono.runtime.training_progress import now
 
 Finished = tuple[Node, Gradients]
@@ -94,6 +96,24 @@ class ShardPasses:
         self._device.seed(word)
         if self._own is not None:
             self._own.seed(word)
+
+    def drawn(self) -> list[Any]:
+        """Return how far generators have come, the program's own, too."""
+        own = [] if self._own is None else self._own.states()
+        return [generator_states([part.torch for part in self._device.parts]), own]
+
+    def draw_on(self, drawn: Sequence[Any] | None, step: int) -> None:
+        """Have generators continue from there; from their seeds before `step`, if it is None."""
+        if not drawn:
+            word = seed_of("begin", self._seed, step)
+            self._device.seed(word)
+            if self._own is not None:
+                self._own.seed(word)
+            return
+        states, own = drawn
+        set_generator_states(states, [part.torch for part in self._device.parts])
+        if self._own is not None:
+            self._own.set_states(own)
 
     @contextmanager
     def generators_put_back(self) -> Iterator[None]:

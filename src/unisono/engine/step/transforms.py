@@ -20,6 +20,7 @@ import enum
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -158,7 +159,11 @@ class Clipping:
                     )
 
 
+Gradients = Mapping[str, torch.Tensor]
 OnGradients = Callable[[int, dict[str, torch.Tensor]], Any]
+Watch = Callable[
+    [Callable[[Gradients], Gradients], Gradients], Callable[[Gradients], object] | None
+]
 
 
 class GradientHook:
@@ -170,27 +175,43 @@ class GradientHook:
 
     def __init__(self, function: OnGradients, seed: Callable[[str], None]) -> None:
         self._function, self._seed = function, seed
+        # looks at the next call: gets what computes it from gradients, and these, and returns what
+        # is to be told the gradients that the call has left
+        self.watch: Watch | None = None
 
     def __call__(self, sums: Sums) -> UpdateVerdict:
         """Call it."""
         if not sums.meet(sums.exchange.all_sums, "sums"):
             return UpdateVerdict.LOST
         sums.exchange.buffers.settle()
-        self._seed("gradients")
         named = zip(sums.names, sums.exchange.whole, sums.present, strict=True)
         gradients = {name: total for name, total, is_there in named if is_there}
-        before = forbid(IN_AN_UPDATE)
+        before, watch = forbid(IN_AN_UPDATE), self.watch
+        self.watch = None
         try:
             with torch.no_grad():
+                tell = watch and watch(partial(self._left, sums.step), gradients)
+                self._seed("gradients")
                 given = dict(gradients)
                 returned = self._function(sums.step, given)
                 kept = self._take(gradients, given if returned is None else returned)
+                if tell is not None:
+                    tell({name: gradients[name] for name in sorted(kept)})
         finally:
             forbid(before)
         is_whole = sums.meet(sums.exchange.are_read, "changed sums")
         flags = zip(sums.names, sums.present, strict=True)
         sums.present = tuple(is_there and name in kept for name, is_there in flags)
         return UpdateVerdict.GO_ON if is_whole else UpdateVerdict.LOST
+
+    def _left(self, step: int, gradients: Gradients) -> Gradients:
+        """Compute from copies what a call would leave."""
+        self._seed("gradients")
+        copies = {name: gradient.clone() for name, gradient in gradients.items()}
+        given = dict(copies)
+        returned = self._function(step, given)
+        kept = self._take(copies, given if returned is None else returned)
+        return {name: copies[name] for name in sorted(kept)}
 
     def _take(self, gradients: Mapping[str, torch.Tensor], returned: Any) -> set[str]:
         """Take what is returned as the gradients; return the names of those that are there."""

@@ -5,6 +5,7 @@ In callbacks, optimizers, layers, closures.
 
 import copy
 import functools
+import json
 from collections import deque
 
 import pytest
@@ -14,8 +15,11 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import Callback
-from unisono.engine.state.attributes import Attributes
+from unisono.engine.state.packing import pack_state, unpacked_state
 from unisono.errors import CheckpointError
+from unisono.programs.account import Account
+from unisono.programs.kept import KeptProgram
+from unisono.programs.walk import Walk
 
 
 class Warming(Callback):
@@ -329,10 +333,10 @@ class Thing:
 
 def watched(**attributes):
     model = torch.nn.Linear(2, 1)
-    kept = Attributes(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    kept = KeptProgram(model, list)
     thing = Thing(**attributes)
-    kept.watch({"thing": thing})
-    kept.has_begun(1, None)
+    kept.watch({}, {"thing": thing}, None)
+    kept.has_begun(1, list, None)
     return model, kept, thing
 
 
@@ -348,8 +352,7 @@ def test_values_of_all_kinds_go_back_and_what_came_later_is_gone():
     thing.mean += 1
     thing.items.append(5)
     thing.part.number = 3
-    items, mean, state = thing.items, thing.mean, kept.state_dict()
-    state["values"] |= {"thing: items": [*items], "thing: mean": mean.clone()}
+    items, mean, state = thing.items, thing.mean, copied(kept.state_dict())
     thing.number, thing.seen, thing.later, thing.part.number = 2, {3}, "x", 4
     thing.items.append(6)
     thing.mean += 1
@@ -361,35 +364,106 @@ def test_values_of_all_kinds_go_back_and_what_came_later_is_gone():
     assert not hasattr(thing, "later")
 
 
-def test_what_belongs_to_the_model_or_cannot_be_kept_stays_where_it_is():
+def copied(state):
+    """Go through the form that a checkpoint has."""
+    packed, tensors = pack_state({"it": Stateful(state)})
+    there = {name: tensor.clone() for name, tensor in tensors.items()}
+    return unpacked_state(json.loads(json.dumps(packed)), there)["it"]
+
+
+class Stateful:
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+
+def test_what_belongs_to_the_model_is_named_and_not_copied():
     model, kept, thing = watched()
     thing.weight, thing.data, thing.all = model.weight, model.weight.data, [*model.parameters()]
-    thing.call, thing.keys, thing.number = print, {object(): 1}, 1
-    said = kept.state_dict()
-    assert said["values"] == {"thing: number": 1}
-    assert said["rest"] == [f"thing: {name}" for name in ("all", "call", "data", "keys", "weight")]
-    kept.load_state_dict(kept.state_dict())
-    assert thing.weight is model.weight
+    thing.number = 1
+    state = copied(kept.state_dict())
+    weight = model.weight
+    thing.weight = thing.data = thing.all = None
+    with torch.no_grad():
+        weight += 1
+    kept.load_state_dict(state)
+    assert thing.weight is weight
+    assert thing.all[0] is weight
+    assert thing.data.data_ptr() == weight.data_ptr()
+
+
+def test_what_two_places_share_stays_shared():
+    _, kept, thing = watched(one=None, other=None)
+    thing.one = thing.other = [1]
+    state = copied(kept.state_dict())
+    thing.one, thing.other = [], []
+    kept.load_state_dict(state)
+    assert thing.one == [1]
+    assert thing.one is thing.other
+
+
+def test_what_cannot_be_carried_is_refused_by_name():
+    _, kept, thing = watched()
+    thing.numbers = (number for number in range(3))
+    with pytest.raises(CheckpointError, match=r"`thing\.numbers` has changed between two steps"):
+        kept.state_dict()
+
+
+def test_a_suspended_generator_is_refused_once_it_goes_on():
+    _, kept, thing = watched(numbers=(number for number in range(3)))
+    kept.state_dict()
+    next(thing.numbers)
+    with pytest.raises(CheckpointError, match=r"`thing\.numbers` .* a Python generator"):
+        kept.state_dict()
+
+
+def test_what_passes_store_is_left_alone():
+    _, kept, thing = watched(last=1.0, tau=1.0, bank={})
+    before = Account(Walk({"thing": thing}).holders)
+    thing.last, thing.bank[3] = 2.0, "new"
+    kept.stored_in_passes(before.changes())
+    thing.last, thing.tau, thing.bank[4] = 3.0, 4.0, "newer"
+    (values,) = kept.state_dict()["values"].values()
+    assert values == {"slots": {"tau": 4.0}, "gone": [], "rest": []}
 
 
 def test_what_is_set_before_the_first_step_comes_back_with_the_first_snapshot():
     _, kept, thing = watched(number=1)
-    before = {"loop": 0, "values": {}, "rest": [], "own": [], "moved": []}
+    before = {"loop": 0, "values": {}, "own": [], "drawn": []}
     thing.number, thing.later = 2, 3
     kept.load_state_dict(before)
     assert vars(thing) == {"number": 1}
 
 
+HOSTILE = [
+    {"@": "name", "n": 0, "module": "os", "name": "system"},
+    {"@": "module", "n": 0, "module": "subprocess"},
+    {
+        "@": "object",
+        "n": 0,
+        "base": "object",
+        "class": {"@": "name", "module": "subprocess", "name": "Popen"},
+    },
+    {"@": "value", "n": 0, "made": "eval", "of": ["1"], "state": None},
+    {"@": "function", "n": 0, "module": "os", "code": "x", "of": []},
+    {"@": "at", "path": "nowhere"},
+    {"@": "unheard of", "n": 0},
+]
+
+
+@pytest.mark.parametrize("packed", HOSTILE)
+def test_a_hostile_checkpoint_gets_at_nothing_that_the_program_does_not_name(packed):
+    _, kept, _ = watched(number=1)
+    values = {"attributes thing": {"slots": {"number": packed}, "gone": []}}
+    with pytest.raises(CheckpointError, match="must be there as it was saved"):
+        kept.load_state_dict({"loop": 1, "values": values, "own": [], "drawn": []})
+
+
 def test_what_was_damaged_in_a_checkpoint_is_refused():
-    model = torch.nn.Linear(2, 1)
-    whole = {"loop": 1, "values": {}, "rest": [], "own": [], "moved": []}
-    for damaged in ({"loop": 1}, whole | {"values": 3}, whole | {"rest": None}, whole | {"own": 1}):
-        attributes = Attributes(model, torch.optim.SGD(model.parameters()))
-        attributes.watch({"a": Holder()})
-        with pytest.raises(CheckpointError, match="must be as they were saved"):
-            attributes.load_state_dict(damaged)
-
-
-class Holder:
-    def __init__(self):
-        self.number = 1
+    whole = {"loop": 1, "values": {}, "own": [], "drawn": []}
+    for damaged in ({"loop": 1}, whole | {"values": 3}, whole | {"own": 1}):
+        _, kept, _ = watched(number=1)
+        with pytest.raises(CheckpointError, match="must be there as it was saved"):
+            kept.load_state_dict(damaged)

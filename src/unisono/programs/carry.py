@@ -1,0 +1,546 @@
+"""Values of a program: to plain data and tensors, and back into what a restarted program has.
+
+::
+
+    3, "a", tensors       themselves
+    known things          {"@": "at", path}: what the restarted program has at this path
+    functions, classes    {"@": "name", module, name}: what the restarted program has by this name
+    closures, lambdas     {"@": "function", …}: the same code in the restarted program, with cells
+    containers, objects   {"@": kind, "n": number, parts}; seen again {"@": "again", number}
+
+Nothing is imported or called that the data names: classes and functions are those that the
+program's own code names or has, objects are made without calling their class. What is none of these
+kinds raises :class:`Opaque`.
+"""
+
+from __future__ import annotations
+
+import array
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import inspect
+import itertools
+import pathlib
+import random
+import re
+import sys
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from unisono.programs import holders as h
+from unisono.programs.walk import is_of_a_library
+
+Packed = Any
+_VALUES: tuple[Any, ...] = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
+_VALUES += (datetime.datetime, decimal.Decimal, fractions.Fraction, pathlib.Path, pathlib.PurePath)
+_VALUES += (range, slice, itertools.count, itertools.cycle, itertools.repeat, bytearray)
+_ITERATORS: dict[str, Any] = {
+    "iter": iter,
+    "reversed": reversed,
+    "enumerate": enumerate,
+    "zip": zip,
+}
+_FIXED: dict[str, Any] = {"tuple": tuple, "frozenset": frozenset, "Size": torch.Size}
+_BASES = (OrderedDict, Counter, defaultdict, dict, list, deque, set)
+_CLASSES = {"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set"}
+NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # that checkpoints hold
+_IS_HEAP = 1 << 9  # of a class's flags
+_MEMORIES = (torch.Tensor, np.ndarray)
+
+
+class Opaque(Exception):
+    """A value that cannot be carried; says of what kind it is."""
+
+
+class Ours(Opaque):
+    """An object of this package, which is not the program's to keep."""
+
+
+class Known:
+    """What a program has before anything is put back: things by path, and what its code names.
+
+    Final. `tensors` are the model's, by name.
+    """
+
+    def __init__(
+        self, things: Mapping[str, Any], names: set[str], tensors: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self.things, self.names = things, names
+        self._tensors = tensors
+
+    @functools.cached_property
+    def _codes(self) -> dict[str, types.CodeType]:
+        """The code of the program's functions, by a key of each."""
+        found: dict[str, types.CodeType] = {}
+        modules = dict[str, types.ModuleType]()
+        for thing in [*self.things.values()]:
+            if isinstance(thing, (types.FunctionType, type)):
+                name = thing.__module__
+                if name in sys.modules and not is_of_a_library(name):
+                    modules[name] = sys.modules[name]
+                if isinstance(thing, types.FunctionType):
+                    found |= {_key(code): code for code in _codes_in(thing.__code__)}
+        for module in [*modules.values(), sys.modules["__main__"]]:
+            with suppress(Exception):
+                source = inspect.getsource(module)
+                whole = compile(source, module.__file__ or "", "exec", dont_inherit=True)
+                for code in _codes_in(whole):
+                    found.setdefault(_key(code), code)
+        return found
+
+    def code(self, key: str) -> types.CodeType | None:
+        """Return the program's code with this key."""
+        return self._codes.get(key)
+
+    def named(self, module: str, name: str) -> Any:
+        """Return what the program has under a qualified name, if its own code may use it."""
+        found: Any = sys.modules.get(module)
+        if found is None or "<" in name:
+            raise Opaque(f"{module}.{name}")
+        for part in name.split("."):
+            found = vars(found).get(part) if found is not None else None
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+        is_allowed = not is_of_a_library(module) or name.split(".")[0] in self.names
+        is_allowed |= module == "builtins" and name in _CLASSES
+        if found is None or not (is_allowed or _is_of_torch(found)):
+            raise Opaque(f"{module}.{name}")
+        return found
+
+    def tensor(self, name: str) -> Any:
+        """Return one of the model's tensors."""
+        return self._tensors()[name]
+
+    def tensors(self) -> Mapping[str, Any]:
+        """Return all of the model's tensors."""
+        return self._tensors()
+
+
+def _is_of_torch(found: Any) -> bool:
+    """Return whether it is a class of layers or hooks of torch's, which do nothing when made."""
+    return isinstance(found, type) and (
+        issubclass(found, nn.Module)
+        or found.__module__ in ("torch.utils.hooks", "torch.nn.utils.prune")
+    )
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
+
+
+def _key(code: types.CodeType) -> str:
+    """Return what is the same for the same code in another process of the same program."""
+    constants = [one for one in code.co_consts if not isinstance(one, (types.CodeType, frozenset))]
+    text = repr((code.co_code, code.co_names, code.co_freevars, constants))
+    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+    return f"{code.co_qualname}:{code.co_firstlineno}:{digest}"
+
+
+class Packer:
+    """Takes values apart. Final; for one look at a program."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._paths = {id(thing): path for path, thing in known.things.items()}
+        self._of_model = {id(tensor): name for name, tensor in known.tensors().items()}
+        self._numbers: dict[int, int] = {}
+        self._memories: dict[int, list[tuple[str, torch.Tensor]]] = {}
+        self._kept: list[Any] = []  # so that no other gets its `id`
+
+    def pack(self, value: Any, *, inside: bool = False) -> Packed:
+        """Take a value apart; raises Opaque. `inside`: what is at a known path, itself."""
+        kind = type(value)
+        if kind in (type(None), bool, int, float, str):
+            return value
+        if not inside:
+            if id(value) in self._of_model:
+                return {"@": "model", "name": self._of_model[id(value)]}
+            if id(value) in self._paths and not is_value(value):
+                return {"@": "at", "path": self._paths[id(value)]}
+            if id(value) in self._numbers:
+                return {"@": "again", "n": self._numbers[id(value)]}
+        if kind.__module__.startswith("unisono.") and not inside:
+            raise Ours(kind.__qualname__)
+        self._numbers[id(value)] = number = len(self._numbers)
+        self._kept.append(value)
+        return {"n": number, **self._taken_apart(value, kind)}
+
+    def _each(self, values: Any) -> list[Packed]:
+        return [self.pack(value) for value in values]
+
+    def _taken_apart(self, value: Any, kind: Any) -> dict[str, Any]:
+        if kind is bytes:
+            return {"@": "bytes", "of": value.hex()}
+        if kind is re.Pattern:
+            return {"@": "pattern", "of": self.pack(value.pattern), "flags": value.flags}
+        if value is ... or value is NotImplemented:
+            return {"@": "constant", "of": repr(value)}
+        if kind is array.array:
+            return {"@": "numbers", "type": value.typecode, "of": value.tobytes().hex()}
+        if kind.__name__ in _FIXED and kind is _FIXED[kind.__name__]:
+            return {"@": kind.__name__, "of": self._each(value)}
+        if kind is complex:
+            return {"@": "complex", "of": [value.real, value.imag]}
+        if isinstance(value, tuple) and not slots_beside(kind):
+            return {"@": "named tuple", "class": self._class(kind), "of": self._each(value)}
+        if isinstance(value, enum.Enum):
+            return {"@": "enum", **_name_of(kind), "member": value.name}
+        if isinstance(value, _MEMORIES):
+            return self._of_memory(value, kind)
+        if isinstance(value, np.generic):
+            return {"@": "number", "of": value}
+        if isinstance(value, (torch.dtype, torch.device)):
+            return {"@": kind.__name__, "of": str(value).removeprefix("torch.")}
+        if isinstance(value, (random.Random, np.random.Generator, torch.Generator)):
+            return self._of_generator(value)
+        if isinstance(value, types.FunctionType):
+            return self._of_function(value)
+        if isinstance(value, (type, types.BuiltinFunctionType, np.ufunc)):
+            return self._of_name(value)
+        if isinstance(value, types.ModuleType):
+            if sys.modules.get(value.__name__) is value:
+                return {"@": "module", "module": value.__name__}
+        elif isinstance(value, types.MethodType):
+            parts = [self.pack(value.__self__), self.pack(value.__func__)]
+            return {"@": "method", "of": parts}
+        elif isinstance(value, functools.partial):
+            parts = [self.pack(value.func), self.pack(value.args), self.pack(value.keywords)]
+            return {"@": "partial", "of": parts}
+        elif isinstance(value, (staticmethod, classmethod)):
+            return {"@": kind.__name__, "of": self.pack(value.__func__)}
+        elif isinstance(value, weakref.ref):
+            return {"@": "weak", "of": self.pack(value())}
+        elif kind in h.VIEWS:
+            return {"@": "view of a dict", "kind": kind.__name__, "of": self.pack(h.viewed(value))}
+        elif h.is_frozen(kind) or isinstance(value, _VALUES):
+            return self._of_value(value)
+        elif type(value).__name__ in ("builtin_function_or_method", "method_descriptor"):
+            return self._of_name(value)
+        return self._of_object(value, kind)
+
+    def _of_memory(self, value: Any, kind: Any) -> dict[str, Any]:
+        if isinstance(value, np.ndarray):
+            if kind is not np.ndarray or value.dtype.name not in NUMBERS:
+                raise Opaque(f"an array of {value.dtype}")
+            return {"@": "array", "of": value}
+        if value.layout is not torch.strided:
+            raise Opaque(f"a tensor of layout {value.layout}")
+        for name, tensor in self._sharing(value):
+            offset = value.storage_offset() - tensor.storage_offset()
+            if 0 <= offset < max(1, tensor.numel()) and value.dtype == tensor.dtype:
+                shape = [list(value.shape), list(value.stride()), offset]
+                return {"@": "view", "name": name, "of": shape}
+        is_parameter = isinstance(value, nn.Parameter)
+        return {
+            "@": "tensor",
+            "of": value.detach(),
+            "needs": value.requires_grad and value.is_leaf,
+            "is_parameter": is_parameter,
+            "host": value.device.type == "cpu",
+        }
+
+    def _sharing(self, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """Return the model's tensors that share memory with this one."""
+        if not self._memories:
+            for name, tensor in self._known.tensors().items():
+                if tensor.layout is torch.strided:
+                    memory = tensor.untyped_storage().data_ptr()
+                    self._memories.setdefault(memory, []).append((name, tensor))
+        return self._memories.get(value.untyped_storage().data_ptr() or -1, [])
+
+    def _of_generator(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, random.Random):
+            if type(value) is not random.Random:
+                raise Opaque(type(value).__name__)
+            return {"@": "random", "of": self.pack(value.getstate())}
+        if isinstance(value, torch.Generator):
+            return {"@": "generator", "of": value.get_state()}
+        bits: Any = value.bit_generator
+        return {"@": "bits", "kind": type(bits).__name__, "of": self.pack(bits.state)}
+
+    def _of_function(self, value: types.FunctionType) -> dict[str, Any]:
+        with suppress(Opaque):
+            if self._known.named(value.__module__, value.__qualname__) is value:
+                return {"@": "name", **_name_of(value)}
+        if (value.__module__ or "").startswith("unisono."):
+            raise Ours(value.__qualname__)
+        key = _key(value.__code__)
+        if self._known.code(key) is None or value.__module__ not in sys.modules:
+            raise Opaque(f"the function {value.__qualname__}")
+        cells = [self.pack(cell.cell_contents) for cell in value.__closure__ or ()]
+        return {
+            "@": "function",
+            "module": value.__module__,
+            "code": key,
+            "of": cells,
+            "defaults": self.pack(value.__defaults__),
+            "keywords": self.pack(value.__kwdefaults__),
+            "attributes": self.pack(dict(value.__dict__)),
+        }
+
+    def _of_name(self, value: Any) -> dict[str, Any]:
+        of = getattr(value, "__self__", None)
+        module = str(getattr(value, "__module__", None) or getattr(of, "__name__", ""))
+        name = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
+        for place in (module, "torch", "torch.nn.functional", "numpy", "math", "builtins"):
+            for known_as in (name, name.rpartition(".")[2]):
+                with suppress(Opaque, KeyError, TypeError):
+                    if self._known.named(place, known_as) is value:
+                        return {"@": "name", "module": place, "name": known_as}
+        raise Opaque(f"{module}.{name}")
+
+    def _class(self, kind: Any) -> dict[str, Any]:
+        if id(kind) in self._paths:
+            return {"@": "at", "path": self._paths[id(kind)]}
+        return self._of_name(kind)
+
+    def _of_value(self, value: Any) -> dict[str, Any]:
+        made, arguments, *state = value.__reduce_ex__(4)
+        name = getattr(made, "__name__", "")
+        if _ITERATORS.get(name) is not made:
+            name = _value_name(made) if isinstance(made, type) else ""
+        if not name:
+            raise Opaque(type(value).__name__)
+        of = self._each(arguments)  # first, as they are put together first
+        rest = self.pack(state[0]) if state and state[0] is not None else None
+        return {"@": "value", "made": name, "of": of, "state": rest}
+
+    def _of_object(self, value: Any, kind: Any) -> dict[str, Any]:
+        base = _layout_of(kind)
+        if base is None:
+            raise Opaque(f"a {kind.__module__}.{kind.__qualname__}")
+        packed: dict[str, Any] = {"@": "object", "base": base.__name__}
+        if kind not in (object, *_BASES):
+            packed["class"] = self._class(kind)
+        if isinstance(value, dict):
+            packed["items"] = [[self.pack(k), self.pack(v)] for k, v in dict.items(value)]
+            if isinstance(value, defaultdict):
+                packed["factory"] = self.pack(value.default_factory)
+        elif isinstance(value, (list, deque, set)):
+            packed["items"] = self._each(base.__iter__(value))
+            if isinstance(value, deque):
+                packed["most"] = value.maxlen
+        attributes = h.attributes_of(value)
+        if attributes is not None:
+            packed["attributes"] = [[name, self.pack(part)] for name, part in attributes.items()]
+        if names := h.slots_of(kind):
+            slots = zip(*h.SLOTS.read(value, names), strict=True)
+            packed["slots"] = [[name, self.pack(part)] for name, part in slots if name[:2] != "__"]
+        return packed
+
+
+class Unpacker:
+    """Puts values together from what a restarted program has. Final; for one look."""
+
+    def __init__(self, known: Known, device: torch.device) -> None:
+        self._known, self._device = known, device
+        self._made: dict[int, Any] = {}
+
+    def unpack(self, packed: Packed) -> Any:
+        """Put a value together; raises Opaque, LookupError, TypeError or ValueError."""
+        if not isinstance(packed, dict):
+            return packed
+        mark = packed["@"]
+        if mark == "at":
+            return self._known.things[packed["path"]]
+        if mark == "again":
+            return self._made[packed["n"]]
+        if mark == "model":
+            return self._known.tensor(packed["name"])
+        if mark == "object":
+            return self._object(packed)
+        made = self._value(mark, packed)
+        if "n" in packed:
+            self._made[packed["n"]] = made
+        return made
+
+    def _each(self, packed: list[Packed]) -> list[Any]:
+        return [self.unpack(part) for part in packed]
+
+    def _value(self, mark: str, packed: dict[str, Any]) -> Any:
+        of = packed.get("of")
+        if mark == "bytes":
+            return bytes.fromhex(of)  # type: ignore[arg-type]
+        if mark == "pattern":
+            return re.compile(self.unpack(of), packed["flags"])
+        if mark == "constant":
+            return {"Ellipsis": ..., "NotImplemented": NotImplemented}[str(of)]
+        if mark == "numbers":
+            return array.array(packed["type"], bytes.fromhex(of))  # type: ignore[arg-type]
+        if mark in _FIXED:
+            return _FIXED[mark](self._each(of))  # type: ignore[arg-type]
+        if mark == "complex":
+            return complex(*of)  # type: ignore[misc]
+        if mark == "named tuple":
+            kind = self.unpack(packed["class"])
+            if not (isinstance(kind, type) and issubclass(kind, tuple)):
+                raise ValueError(kind)
+            return tuple.__new__(kind, self._each(of))  # type: ignore[arg-type]
+        if mark == "enum":
+            return self._known.named(packed["module"], packed["name"])[packed["member"]]
+        if mark in ("array", "number"):
+            return of
+        if mark == "tensor":
+            return self._tensor(packed)
+        if mark == "view":
+            tensor, (shape, stride, offset) = self._known.tensor(packed["name"]).detach(), of  # type: ignore[misc]
+            return tensor.as_strided(shape, stride, tensor.storage_offset() + offset)
+        if mark == "dtype":
+            found = getattr(torch, str(of))
+            if not isinstance(found, torch.dtype):
+                raise ValueError(of)
+            return found
+        if mark == "device":
+            return torch.device(str(of))
+        if mark in ("random", "generator", "bits"):
+            return self._generator(mark, packed)
+        if mark == "name":
+            return self._known.named(packed["module"], packed["name"])
+        if mark == "module":
+            found = sys.modules[packed["module"]]
+            if packed["module"].split(".")[-1] not in self._known.names:
+                raise Opaque(packed["module"])
+            return found
+        if mark == "function":
+            return self._function(packed)
+        if mark in ("staticmethod", "classmethod"):
+            return {"staticmethod": staticmethod, "classmethod": classmethod}[mark](self.unpack(of))
+        if mark == "view of a dict":
+            kinds = {kind.__name__: make for kind, make in h.VIEWS.items()}
+            return kinds[packed["kind"]](self.unpack(of))
+        if mark == "weak":
+            return weakref.ref(self.unpack(of))
+        if mark == "value":
+            return self._of_value(packed)
+        if mark in ("method", "partial"):
+            first, second, *more = self._each(of)  # type: ignore[arg-type]
+            if mark == "method":
+                return types.MethodType(second, first)
+            return functools.partial(first, *second, **more[0])
+        raise ValueError(mark)
+
+    def _tensor(self, packed: dict[str, Any]) -> torch.Tensor:
+        tensor: torch.Tensor = packed["of"]
+        if not packed["host"]:
+            tensor = tensor.to(self._device)
+        if packed["is_parameter"]:
+            return nn.Parameter(tensor, requires_grad=packed["needs"])
+        return tensor.requires_grad_(packed["needs"]) if packed["needs"] else tensor
+
+    def _generator(self, mark: str, packed: dict[str, Any]) -> Any:
+        if mark == "random":
+            made = random.Random(0)
+            made.setstate(self.unpack(packed["of"]))
+            return made
+        if mark == "generator":
+            generator = torch.Generator()
+            generator.set_state(packed["of"])
+            return generator
+        kinds = {each.__name__: each for each in np.random.BitGenerator.__subclasses__()}
+        bits = kinds[packed["kind"]](0)
+        bits.state = self.unpack(packed["of"])
+        return np.random.Generator(bits)
+
+    def _function(self, packed: dict[str, Any]) -> types.FunctionType:
+        code, module = self._known.code(packed["code"]), sys.modules.get(packed["module"])
+        if code is None or module is None or is_of_a_library(packed["module"]):
+            raise Opaque(packed["code"])
+        cells = tuple(types.CellType() for _ in packed["of"])
+        made = types.FunctionType(code, vars(module), code.co_name, None, cells)
+        self._made[packed["n"]] = made  # a function may be in a cell of its own
+        for cell, content in zip(cells, packed["of"], strict=True):
+            cell.cell_contents = self.unpack(content)
+        made.__qualname__ = code.co_qualname
+        made.__defaults__ = self.unpack(packed["defaults"])
+        made.__kwdefaults__ = self.unpack(packed["keywords"])
+        made.__dict__.update(self.unpack(packed["attributes"]))
+        return made
+
+    def _of_value(self, packed: dict[str, Any]) -> Any:
+        name = packed["made"]
+        make = _ITERATORS.get(name) or next((v for v in _VALUES if _value_name(v) == name), None)
+        if make is None:
+            raise Opaque(name)
+        value = make(*self._each(packed["of"]))
+        if packed["state"] is not None:
+            value.__setstate__(self.unpack(packed["state"]))
+        return value
+
+    def _object(self, packed: dict[str, Any]) -> Any:
+        bases = {each.__name__: each for each in (*_BASES, object)}
+        base: Any = bases[packed["base"]]
+        if base is object or "class" in packed:
+            kind = self.unpack(packed["class"])
+            if not isinstance(kind, type) or _layout_of(kind) is not base:
+                raise ValueError(kind)
+        else:
+            kind = base
+        made = base.__new__(kind)
+        self._made[packed["n"]] = made
+        if base is deque:
+            deque.__init__(made, self._each(packed["items"]), packed["most"])
+        elif issubclass(base, dict):
+            if base is defaultdict:
+                defaultdict.__init__(made, self.unpack(packed["factory"]))
+            for key, part in packed["items"]:
+                dict.__setitem__(made, self.unpack(key), self.unpack(part)) if base is not (
+                    OrderedDict
+                ) else OrderedDict.__setitem__(made, self.unpack(key), self.unpack(part))
+        elif base is list:
+            list.extend(made, self._each(packed["items"]))
+        elif base is set:
+            set.update(made, self._each(packed["items"]))
+        if "attributes" in packed:
+            table = h.attributes_of(made)
+            assert table is not None
+            table.update({name: self.unpack(part) for name, part in packed["attributes"]})
+        for name, part in packed.get("slots", ()):
+            object.__setattr__(made, name, self.unpack(part))
+        return made
+
+
+def slots_beside(kind: Any) -> bool:
+    """Return whether objects of a class of tuples have attributes."""
+    return bool(kind.__dictoffset__)
+
+
+def is_value(value: Any) -> bool:
+    """Return whether something is made anew where it has changed, as it cannot be changed back."""
+    return h.is_frozen(type(value)) or isinstance(value, _VALUES)
+
+
+def _value_name(kind: Any) -> str:
+    of_paths = [each for each in (pathlib.Path, pathlib.PurePath) if issubclass(kind, each)]
+    return next((str(each.__name__) for each in _VALUES if each in (kind, *of_paths)), "")
+
+
+def _name_of(value: Any) -> dict[str, str]:
+    return {"module": value.__module__, "name": value.__qualname__}
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout_of(kind: Any) -> Any:
+    """Return the class of Python's that fixes what objects of a class hold; None: unknown."""
+    for each in kind.__mro__:
+        if each in _BASES:
+            return each
+        own = len(vars(each).get("__slots__", ()))
+        added = each.__basicsize__ - each.__base__.__basicsize__ if each is not object else 0
+        if each is not object and (not each.__flags__ & _IS_HEAP or added > 8 * own + 16):
+            return None  # made in C, with more in it than attributes and slots
+    return object

@@ -1,0 +1,475 @@
+"""Where a program keeps values: the kinds of places, how each is read, and how it is put back.
+
+::
+
+    attributes, slots      of an object             cells      of a closure
+    entries, items, …      of a container           names      of a class, a module or a frame
+    contents               of a tensor, an array    frozen     of an iterator, a suspended generator
+
+A *holder* is one such place. Its content is a pair of tuples, names and values, and is read without
+running any code of the program: attributes are read where they lie, properties are not asked. What
+is none of these kinds (a file, a lock, an object of C) has no content that can be seen.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import functools
+import gc
+import operator
+import os
+import random
+import re
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from unisono.programs.hashes import hashed
+
+Content = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""Names, and the value of each."""
+
+PLAIN = {type(None), bool, int, float, complex, str, bytes}
+ARRAYS = (torch.Tensor, np.ndarray)
+_WHOLE = 1 << 20
+"""Bytes of a tensor or an array; of a larger one some are looked at."""
+_LONG = 1 << 16
+"""Entries of a container; of a longer one some are looked at."""
+_SAMPLED = 64
+_CONTAINERS = (OrderedDict, dict, list, deque, set)
+
+
+class Kind(NamedTuple):
+    """How places of one kind are read and put back; `put` is None if that cannot be done."""
+
+    name: str
+    read: Callable[[Any, Any], Content]
+    put: Callable[[Any, Any, Content], object] | None = None
+
+
+class Holder(NamedTuple):
+    """One place: its path, its kind, what holds the values, and which names count."""
+
+    path: str
+    kind: Kind
+    owner: Any
+    names: Collection[str] | None = None
+    is_of_library: bool = False
+    key: str = ""  # the same in every process, of no other place
+
+    def read(self) -> Content:
+        """Return what is held now."""
+        return self.kind.read(self.owner, self.names)
+
+    def put(self, content: Content) -> None:
+        """Hold this content; does nothing where that cannot be done."""
+        if self.kind.put is not None:
+            self.kind.put(self.owner, self.names, content)
+
+    @property
+    def can_be_put_back(self) -> bool:
+        """Whether the place can be made to hold what it held; tensors are copied for it."""
+        return self.kind.put is not None or self.kind is CONTENTS
+
+    def slot(self, name: Any) -> str:
+        """Return the path to one of the values."""
+        if self.kind in (ENTRIES, ITEMS, FROZEN):
+            return f"{self.path}[{name!r:.40}]"
+        if isinstance(self.names, Mapping):
+            return str(self.names.get(name, f"{self.path}.{name}"))
+        return self.path if self.kind in _WHOLES else f"{self.path}.{name}".lstrip(".")
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        """What it is in this process, whatever path leads to it."""
+        return id(self.owner), self.kind.name
+
+    def shown(self, name: Any) -> str:
+        """Return the path as a program would write it, the same whatever comes first."""
+        is_whole = self.kind is FROZEN or (self.kind is ENTRIES and type(name) is not str)
+        return _LAYERS.sub(r".\1", self.path if is_whole else self.slot(name))
+
+
+def same(one: Content, other: Content) -> bool:
+    """Return whether two contents are the same objects, or plain values with the same bits."""
+    (names, values), (others, there) = one, other
+    if len(values) != len(there) or (names is not others and names != others):
+        return False
+    return all(map(operator.is_, values, there)) or all(map(_is_same, values, there))
+
+
+def changed_slots(then: Content, now: Content) -> list[Any]:
+    """Return the names whose values differ, those that came or went among them."""
+    before, after = dict(_numbered(then)), dict(_numbered(now))
+    changed = [
+        name
+        for name in {**before, **after}
+        if name not in before or name not in after or not _is_same(before[name], after[name])
+    ]
+    return changed or [one for one, other in zip(then[0], now[0], strict=True) if one != other]
+
+
+def _numbered(content: Content) -> Iterable[tuple[Any, Any]]:
+    names, values = content
+    return zip(names, values, strict=True) if names else enumerate(values)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is float or kind is complex or isinstance(one, np.generic):
+        return repr(one) == repr(other)  # -0.0 is not 0.0, and NaN is NaN
+    if kind is tuple:
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return (kind in PLAIN or kind in (range, slice)) and bool(one == other)
+
+
+# Objects, closures and namespaces
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """Return the dict of an object's attributes; None if it has none."""
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if isinstance(attributes, dict) else None
+
+
+def _read_attributes(owner: Any, without: Collection[str] | None) -> Content:
+    table = attributes_of(owner) or {}
+    if without:
+        table = {name: value for name, value in table.items() if name not in without}
+    return (*table, "__class__"), (*table.values(), type(owner))
+
+
+def _put_attributes(owner: Any, without: Collection[str] | None, content: Content) -> None:
+    table, wanted = attributes_of(owner), dict(zip(*content, strict=True))
+    kind = wanted.pop("__class__")
+    if kind is not type(owner):
+        object.__setattr__(owner, "__class__", kind)
+    if table is not None:
+        for name in [name for name in table if name not in wanted and name not in (without or ())]:
+            del table[name]
+        table.update(wanted)
+
+
+@functools.lru_cache(maxsize=1024)
+def slots_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of a class's slots."""
+    return tuple(
+        name
+        for each in kind.__mro__
+        if "__slots__" in vars(each)
+        for name, slot in vars(each).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    )
+
+
+def _read_filled(names: Iterable[str], get: Callable[[str], Any]) -> Content:
+    found = {}
+    for name in names:
+        with suppress(AttributeError, ValueError):  # a slot or a cell that is empty yet
+            found[name] = get(name)
+    return tuple(found), tuple(found.values())
+
+
+def _read_slots(owner: Any, names: Any) -> Content:
+    return _read_filled(names, functools.partial(object.__getattribute__, owner))
+
+
+def _put_slots(owner: Any, _: Any, content: Content) -> None:
+    for name, value in zip(*content, strict=True):
+        object.__setattr__(owner, name, value)
+
+
+def _cells(owner: types.FunctionType) -> dict[str, types.CellType]:
+    return dict(zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True))
+
+
+def _read_cells(owner: Any, _: Any) -> Content:
+    cells = _cells(owner)
+    return _read_filled(cells, lambda name: cells[name].cell_contents)
+
+
+def _put_cells(owner: Any, _: Any, content: Content) -> None:
+    cells = _cells(owner)
+    for name, value in zip(*content, strict=True):
+        cells[name].cell_contents = value
+
+
+def _space(owner: Any) -> Any:
+    return vars(owner) if isinstance(owner, (type, types.ModuleType)) else owner
+
+
+def _read_names(owner: Any, names: Any) -> Content:
+    space = _space(owner)
+    if isinstance(owner, type):  # all of them, as an inherited one may be set here later
+        names = [name for name in space if name[:2] != "__"]
+    there = [name for name in names if name in space]
+    return tuple(there), tuple(space[name] for name in there)
+
+
+def _put_names(owner: Any, names: Any, content: Content) -> None:
+    now, wanted = _read_names(owner, names), dict(zip(*content, strict=True))
+    for name in changed_slots(content, now):
+        if name not in wanted:
+            (delattr if isinstance(owner, type) else _delete)(owner, name)
+        elif isinstance(owner, type):
+            setattr(owner, name, wanted[name])
+        else:
+            _space(owner)[name] = wanted[name]
+
+
+def _delete(owner: Any, name: str) -> None:
+    del _space(owner)[name]
+
+
+def _read_frame(owner: types.FrameType, names: Any) -> Content:
+    return _read_names(owner.f_locals, names)
+
+
+def _put_frame(owner: types.FrameType, names: Any, content: Content) -> None:
+    """Set variables of a function under way (PEP 667; before Python 3.13, by its C function)."""
+    variables = owner.f_locals
+    variables.update(zip(*content, strict=True))
+    if sys.version_info < (3, 13):
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(owner), ctypes.c_int(0))
+
+
+# Containers
+
+
+def _base(owner: Any) -> Any:
+    """Return the class whose methods read and write a container, whatever the program's does."""
+    kind = type(owner)
+    if kind in _CONTAINERS:
+        return kind
+    return next(each for each in _CONTAINERS if isinstance(owner, each))
+
+
+def _is_ours(value: Any) -> bool:
+    """Return whether a value is a hook of ours, which comes and goes by itself."""
+    module = getattr(value, "__module__", None)
+    return isinstance(module, str) and module.startswith("unisono.") and callable(value)
+
+
+def _read_entries(owner: Any, _: Any) -> Content:
+    kind = _base(owner)
+    if len(owner) > _LONG:
+        return (), (len(owner),)
+    names, values = tuple(kind.keys(owner)), tuple(kind.values(owner))
+    return names, values
+
+
+def _put_entries(owner: Any, _: Any, content: Content) -> None:
+    kind, (names, values) = _base(owner), content
+    if len(names) != len(values):
+        return
+    ours = {name: each for name, each in kind.items(owner) if _is_ours(each)}
+    kind.clear(owner)
+    kind.update(owner, {**dict(zip(names, values, strict=True)), **ours})
+
+
+def _read_items(owner: Any, _: Any) -> Content:
+    if len(owner) <= _LONG:
+        return (), tuple(_base(owner).__iter__(owner))
+    step = len(owner) // _SAMPLED
+    return (), (len(owner), *(_base(owner).__getitem__(owner, at * step) for at in range(_SAMPLED)))
+
+
+def _put_items(owner: Any, _: Any, content: Content) -> None:
+    if len(owner) <= _LONG:
+        kind = _base(owner)
+        kind.clear(owner)
+        kind.extend(owner, content[1])
+
+
+def _read_elements(owner: Any, _: Any) -> Content:
+    return (), (frozenset(owner) if len(owner) <= _LONG else len(owner),)
+
+
+def _put_elements(owner: Any, _: Any, content: Content) -> None:
+    if isinstance(content[1][0], frozenset):
+        set.clear(owner)
+        set.update(owner, content[1][0])
+
+
+def _read_table(owner: Any, names: Any) -> Content:
+    tables = vars(owner)
+    found = tuple([f"{table}.{name}" for table in names for name in tables[table]])
+    return found, found
+
+
+def _put_table(owner: Any, names: Any, content: Content) -> None:
+    """Have the tables of a layer these names; a value that is a text stays what it is."""
+    tables = vars(owner)
+    for name in set(_read_table(owner, names)[0]) - set(content[0]):
+        table, _, key = name.partition(".")
+        del tables[table][key]
+    for name, value in zip(*content, strict=True):
+        table, _, key = name.partition(".")
+        if type(value) is not str:
+            tables[table][key] = value
+
+
+def _read_hooks(owner: Any, names: Any) -> Content:
+    tables = vars(owner)
+    return names, tuple([_hooks_in(tables[name]) if tables[name] else () for name in names])
+
+
+def _hooks_in(hooks: Any) -> tuple[Any, ...]:
+    if not isinstance(hooks, dict):
+        return (hooks,)
+    return tuple(pair for pair in hooks.items() if not _is_ours(pair[1]))
+
+
+def _put_hooks(owner: Any, names: Any, content: Content) -> None:
+    for name, hooks in zip(*content, strict=True):
+        if isinstance(vars(owner)[name], dict):
+            keys, values = tuple(key for key, _ in hooks), tuple(value for _, value in hooks)
+            _put_entries(vars(owner)[name], None, (keys, values))
+
+
+# What has no parts: the content is a fingerprint
+
+
+def _read_contents(owner: Any, _: Any) -> Content:
+    # Views have the version of what they are views of, so it counts only where bytes are left out.
+    has_version = isinstance(owner, torch.Tensor) and owner.nbytes > _WHOLE
+    return (), (owner._version if has_version else 0, hashed(owner, _WHOLE))
+
+
+def _read_bytes(owner: Any, _: Any) -> Content:
+    data = bytes(memoryview(owner).cast("B")) if type(owner) is not bytearray else bytes(owner)
+    return (), (data if len(data) <= _WHOLE else hashed(data),)
+
+
+def _put_bytes(owner: Any, _: Any, content: Content) -> None:
+    if type(owner) is bytearray:
+        owner[:] = content[1][0]
+    elif isinstance(owner, array.array):
+        del owner[:]
+        owner.frombytes(content[1][0])
+    elif isinstance(content[1][0], bytes):
+        memoryview(owner).cast("B")[:] = content[1][0]
+
+
+def _read_file(owner: Any, _: Any) -> Content:
+    return (), (owner.getvalue(), owner.tell())
+
+
+def _put_file(owner: Any, _: Any, content: Content) -> None:
+    text, position = content[1]
+    owner.seek(0)
+    owner.truncate()
+    owner.write(text)
+    owner.seek(position)
+
+
+def _read_cache(owner: Any, _: Any) -> Content:
+    return (), tuple(owner.cache_info())
+
+
+def _put_cache(owner: Any, _: Any, content: Content) -> None:
+    if tuple(owner.cache_info()) != content[1]:
+        owner.cache_clear()
+
+
+def _read_drawn(owner: Any, _: Any) -> Content:
+    """Read how far a generator of random numbers has come."""
+    if isinstance(owner, random.Random):
+        return (), (hash(random.Random.getstate(owner)),)
+    return (), (hashed(state_of(owner)),)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of one of numpy's or torch's generators of random numbers."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return getattr(generator, "bit_generator", generator).state
+
+
+def _read_position(owner: Any, _: Any) -> Content:
+    """Read how far a file has been read."""
+    return (), (os.lseek(owner.fileno(), 0, os.SEEK_CUR),)
+
+
+def _read_suspended(owner: types.GeneratorType[Any, Any, Any], _: Any) -> Content:
+    frame = owner.gi_frame
+    if frame is None:
+        return (), (-1,)
+    return ("", *frame.f_locals), (frame.f_lasti, *frame.f_locals.values())
+
+
+def _read_frozen(owner: Any, _: Any) -> Content:
+    """Read what an iterator, a counter or the like of Python's own would be made of again."""
+    parts: list[Any] = []
+    for part in owner.__reduce__()[1:]:
+        parts.extend(part if type(part) is tuple else [part])
+    # Some make a new list of what is left each time.
+    return (), tuple(tuple(part) if type(part) is list else part for part in parts)
+
+
+ATTRIBUTES = Kind("attributes", _read_attributes, _put_attributes)
+SLOTS = Kind("slots", _read_slots, _put_slots)
+CELLS = Kind("cells", _read_cells, _put_cells)
+NAMES = Kind("names", _read_names, _put_names)
+FRAME = Kind("variables", _read_frame, _put_frame)
+ENTRIES = Kind("entries", _read_entries, _put_entries)
+ITEMS = Kind("items", _read_items, _put_items)
+ELEMENTS = Kind("elements", _read_elements, _put_elements)
+HOOKS = Kind("hooks", _read_hooks, _put_hooks)
+TABLE = Kind("table", _read_table, _put_table)
+"""Parameters or buffers of a layer, whose values are kept elsewhere: only their names count."""
+CONTENTS = Kind("contents", _read_contents)
+BYTES = Kind("bytes", _read_bytes, _put_bytes)
+FILE = Kind("file in memory", _read_file, _put_file)
+CACHE = Kind("cache", _read_cache, _put_cache)
+DRAWN = Kind("generator", _read_drawn)
+POSITION = Kind("position", _read_position)
+SUSPENDED = Kind("suspended", _read_suspended)
+FROZEN = Kind("frozen", _read_frozen)
+LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
+"""Kinds of places that lead to no other."""
+_WHOLES = {ELEMENTS, CONTENTS, BYTES, CACHE, SUSPENDED, TABLE, DRAWN, POSITION, FILE}
+_LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
+
+_ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))
+_ITERATORS: set[Any] = {type(iter(each)) for each in _ITERABLES}
+_ITERATORS |= {zip, map, filter, enumerate, reversed, type(reversed([]))}
+
+
+VIEWS: dict[Any, Callable[[Any], Any]] = {
+    type({}.keys()): dict.keys,
+    type({}.values()): dict.values,
+    type({}.items()): dict.items,
+    types.MappingProxyType: types.MappingProxyType,
+}
+
+
+def viewed(value: Any) -> Any:
+    """Return the dict behind one of `VIEWS`."""
+    return next(iter(gc.get_referents(value)))
+
+
+def is_iterator(value: Any) -> bool:
+    """Return whether a value is an iterator of Python's own, or one's tuple, as `zip` has it."""
+    return is_frozen(type(value)) or type(value) is tuple
+
+
+def is_frozen(kind: type) -> bool:
+    """Return whether objects of a class of Python's own tell what they would be made of again."""
+    return kind in _ITERATORS or kind.__module__ == "itertools"

@@ -1,0 +1,459 @@
+"""What a program changes between steps, as a part of its run.
+
+::
+
+    a loop begins    watch ─► baseline                 all that the program has made of its objects
+    looks            compare ─► alike on all workers?  first steps, powers of two, snapshots
+    a snapshot       state_dict ─► values              what differs from the baseline
+    back, resumed    load_state_dict
+
+There is no list of habits: whatever its callbacks, optimizers, schedules, losses, models, datasets
+and loops lead to (``walk.py``) is compared with what it was, and what differs is carried
+(``carry.py``). What cannot be carried is refused when it is first seen to change. What passes store
+is each worker's own: it was rehearsed that nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from unisono.errors import CheckpointError, MismatchError
+from unisono.programs import holders as h
+from unisono.programs.account import Account, ChangedPlace, fill, over_memory_of
+from unisono.programs.carry import Known, Opaque, Ours, Packer, Unpacker, is_value
+from unisono.programs.generators import copy_of, set_state
+from unisono.programs.holders import Content, Holder
+from unisono.programs.walk import Walk, is_of_a_library
+from unisono.runtime.device import bytes_of, on_host
+from unisono.runtime.workers.team import Team
+
+OPTIMIZER = "the optimizer"
+KEY = "unisono.program"
+"""Where it is in a run's state, under a name that no program takes."""
+
+_MALFORMED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError, Opaque)
+_BY_SLOT = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
+_NOT_KEPT = (h.CACHE,)
+_MORE = "*"  # of a container: whatever comes into it
+_GROW = (h.ENTRIES, h.ITEMS, h.ELEMENTS)
+
+
+class _Place(NamedTuple):
+    """A place, what it held when it was first seen, and whether passes read it."""
+
+    holder: Holder
+    content: Content
+    copy: torch.Tensor | Any | None
+    is_read_in_passes: bool
+
+
+class KeptProgram:
+    """What a program has changed, as an object with a state. Final.
+
+    Args:
+        model: whose parameters and buffers are kept elsewhere.
+        more: returns further tensors that are, such as an optimizer's.
+    """
+
+    def __init__(self, model: nn.Module, more: Callable[[], Iterable[torch.Tensor]]) -> None:
+        self._model, self._more = model, more
+        self._places: dict[str, _Place] = {}
+        self._known = Known({}, set(), self._tensors)
+        self._loop = 0
+        self._after: dict[str, Any] | None = None  # `on_begin` of the loop under way
+        self._loaded: Mapping[str, Any] | None = None
+        self.drawn: Any = None  # how far generators had come, where a state was put back
+        self._drawn_now: Callable[[], Any] = list
+        self._own: set[str] = set()  # slots that differ from worker to worker
+        self._stored: set[tuple[int, str, str]] = set()  # slots that passes write
+        self.is_cut = False
+
+    def watch(
+        self,
+        passes: Mapping[str, Any],
+        between: Mapping[str, Any],
+        loop: FrameType | None,
+        themselves: Collection[int] = (),
+    ) -> None:
+        """Note what all is like that some objects lead to, before anything is put back.
+
+        `passes`: what passes read; `between`: what runs between steps alone; `loop`: the frame of
+        a loop of the program's own; `themselves`: identities of objects whose attributes are
+        saved elsewhere.
+        """
+        self._after = None
+        state = self._tensors().values()
+        layers = set(map(id, self._model.modules()))
+        walk = Walk(passes, set(map(id, state)), layers, themselves)
+        num_read = len(walk.holders)
+        walk.extend({} if loop is None else {"": loop})
+        num_seeded = len(walk.holders)  # of generators before it all are, with the default ones
+        walk.extend(between)
+        self.is_cut = walk.is_cut
+        before = {place.holder.identity: place for place in self._places.values()}
+        # What looks at memory of parameters is kept with these.
+        account = Account(walk.holders, apart=over_memory_of(state, walk.holders))
+        self._places = {}
+        for at, holder in enumerate(walk.holders):
+            then = account.content(holder)
+            if holder.kind in (h.DRAWN, h.POSITION) and at >= num_seeded:
+                with suppress(OSError):
+                    then = holder.read()
+            if then is None or holder.kind in _NOT_KEPT:
+                continue
+            known = before.get(holder.identity)
+            if known is not None:
+                content = known.content
+                if holder.kind is h.NAMES and not isinstance(holder.owner, type):
+                    content = _with_more(content, then, known.holder.names or ())
+                place = _Place(holder, content, known.copy, at < num_read)
+            else:
+                copied = account.copy(holder)
+                if holder.kind is h.DRAWN:
+                    copied = copy_of(holder.owner)
+                place = _Place(holder, then, copied, at < num_read)
+            self._places[holder.key] = place
+        self._known = Known(walk.things, walk.names, self._tensors)
+
+    def stored_in_passes(self, changes: Iterable[ChangedPlace]) -> None:
+        """Take out what passes have been seen to write, which is each worker's own."""
+        for change in changes:
+            identity = change.holder.identity
+            self._stored |= {(*identity, str(slot)) for slot in change.slots}
+            place = self._places.get(change.holder.key)
+            known = () if place is None else place.content[0]
+            if change.holder.kind in _GROW and not {*change.slots} <= {*known}:
+                self._stored.add((*identity, _MORE))
+
+    def has_begun(self, loop: int, drawn_now: Callable[[], Any], team: Team | None) -> Any:
+        """Put back what `on_begin` has set anew, where the loop of this number had begun before.
+
+        `drawn_now` tells how far generators of random numbers have come; returns how far they had
+        come then, or None. Collective, if there is a `team`: what `on_begin` sets differently on
+        each worker, such as its rank, stays there.
+        """
+        drawn = None
+        if team is not None:
+            self.compare(team)
+        if self._loaded is not None and self._loaded["loop"] == loop:
+            self._apply(self._loaded)
+            drawn = self.drawn
+        self._loaded, self._loop, self._drawn_now = None, loop, drawn_now
+        self._after = tree_map(_kept_apart, self._changed())
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has changed; raises a CheckpointError for what cannot be carried."""
+        return {
+            "loop": self._loop,
+            "values": self._changed(),
+            "own": sorted(self._own),
+            "drawn": Packer(self._known).pack(self._drawn_now()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the program's objects hold what they held."""
+        try:
+            if self._after is not None and state["loop"] != self._loop:
+                # From before `on_begin`, which is not called again.
+                state = {**state, "loop": self._loop, "values": self._after}
+            self._apply(state)
+            self.drawn = Unpacker(self._known, torch.device("cpu")).unpack(state["drawn"])
+            self._loaded = state if self._after is None else None
+        except _MALFORMED as error:
+            raise CheckpointError(
+                f"what the program has changed must be there as it was saved, but putting it back "
+                f"raised {error!r}: resume with the same program, or begin anew."
+            ) from error
+
+    def hand_out(self, state: Mapping[str, Any]) -> None:
+        """Give optimizers what those had that updated for all, at a loop's end."""
+        values = {k: v for k, v in state["values"].items() if _is_of_optimizer(k)}
+        self._apply({**state, "values": values}, only=_is_of_optimizer)
+
+    def compare(self, team: Team, *, have_all: bool = True) -> None:
+        """Refuse what differs between workers and what cannot be carried. Collective.
+
+        What only callbacks read may differ, such as times: it is each worker's own from then on.
+        Unless all workers `have_all`, what the optimizer has changed is the leader's alone.
+        """
+        values = self._changed()
+        if not have_all:
+            values = {k: v for k, v in values.items() if not _is_of_optimizer(k)}
+        if team.size == 1:
+            return
+        number = _number_of(values)
+        votes = None
+        while votes is None:
+            votes = team.vote(number, "state of the program")
+        if len(set(votes.values())) == 1:
+            return
+        mine = {f"{key}\0{slot}": _number_of(part) for key, slot, part in _parts(values)}
+        heard = team.gather(json.dumps(mine).encode(), "state of the program")
+        said = {rank: json.loads(message) for rank, message in heard.items()}
+        first = min(said)
+        for rank, there in said.items():
+            for part in {**said[first], **there}:
+                if there.get(part) == said[first].get(part):
+                    continue
+                key, _, slot = part.partition("\0")
+                place = self._places.get(key)
+                if place is not None and place.is_read_in_passes:
+                    raise _unlike(_path(place.holder, slot), first, rank)
+                self._own.add(part)
+
+    # What has changed
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        state = (*self._model.named_parameters(), *self._model.named_buffers())
+        return {**dict(state), **{f"optimizer {n}": each for n, each in enumerate(self._more())}}
+
+    def _changed(self) -> dict[str, Any]:
+        """Pack what differs from what it was at first."""
+        changed: dict[str, tuple[_Place, list[Any], Content]] = {}
+        remade: set[int] = set()
+        for key, place in self._places.items():
+            with suppress(ReferenceError):
+                now = place.holder.read()
+                if h.same(place.content, now):
+                    continue
+                if slots := self._kept_slots(place, h.changed_slots(place.content, now)):
+                    changed[key] = place, slots, now
+                    if is_value(place.holder.owner):
+                        remade.add(id(place.holder.owner))
+        if not changed:
+            return {}
+        if remade:
+            self._add_those_that_hold(remade, changed)
+        packer = Packer(self._known)
+        packed: dict[str, Any] = {}
+        for key, (place, slots, now) in changed.items():
+            if not is_value(place.holder.owner):
+                packed[key] = self._packed(packer, place, slots, now)
+        return {key: parts for key, parts in packed.items() if parts}
+
+    def _kept_slots(self, place: _Place, slots: list[Any]) -> list[Any]:
+        """Leave out what passes store and what is a worker's own."""
+        holder = place.holder
+        identity = holder.identity
+        if isinstance(holder.owner, nn.Module):
+            slots = [slot for slot in slots if slot != "training"]  # modes are kept elsewhere
+        if (*identity, _MORE) in self._stored:
+            slots = [slot for slot in slots if slot in place.content[0]]
+        return [
+            slot
+            for slot in slots
+            if (*identity, str(slot)) not in self._stored
+            and f"{holder.key}\0{slot}" not in self._own
+        ]
+
+    def _add_those_that_hold(
+        self, remade: set[int], changed: dict[str, tuple[_Place, list[Any], Content]]
+    ) -> None:
+        """Add the slots in which there is something that can only be made anew."""
+        for key, place in self._places.items():
+            names, values = now = place.holder.read()
+            slots = [names[at] if names else at for at, v in enumerate(values) if id(v) in remade]
+            if slots := self._kept_slots(place, slots):
+                _, there, _ = changed.get(key, (place, [], now))
+                changed[key] = place, [*dict.fromkeys([*there, *slots])], now
+
+    def _packed(self, packer: Packer, place: _Place, slots: list[Any], now: Content) -> Any:
+        holder, (names, values) = place.holder, now
+        if holder.kind is h.SUSPENDED:
+            raise self._opaque(place, holder.path, "a Python generator")
+        if holder.kind is h.POSITION:
+            raise self._opaque(place, holder.path, "how far a file has been read")
+        try:
+            if holder.kind is h.CONTENTS:
+                return {"contents": packer.pack(holder.owner, inside=True)}
+            if holder.kind is h.TABLE:
+                there = {name: _in_table(holder.owner, name) for name in slots if name in names}
+                return self._slots(packer, place, slots, there)
+            if holder.kind in _BY_SLOT:
+                there = dict(zip(names, values, strict=True))
+                return self._slots(packer, place, slots, there)
+            if holder.kind is h.ENTRIES and not self._may_put_back(place):
+                there = dict(zip(names, values, strict=True))
+                return self._slots(packer, place, [s for s in slots if type(s) is str], there)
+            if holder.kind is h.DRAWN:
+                return {"contents": packer.pack(holder.owner, inside=True)}
+            if holder.kind is h.ENTRIES:
+                return {"content": [packer.pack(list(names)), packer.pack(list(values))]}
+            return {"content": [None, [packer.pack(value) for value in values]]}
+        except Ours:
+            return {}
+        except (Opaque, RecursionError) as error:
+            raise self._opaque(place, _path(holder, slots[0]), str(error)) from None
+
+    def _slots(
+        self, packer: Packer, place: _Place, slots: list[Any], there: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        packed, gone, rest = {}, [], []
+        for slot in slots:
+            if slot not in there:
+                gone.append(slot)
+                continue
+            try:
+                packed[slot] = packer.pack(there[slot])
+            except Ours:
+                rest.append(slot)
+            except (Opaque, RecursionError) as error:
+                if _is_of_process(there[slot]):
+                    rest.append(slot)
+                    continue
+                raise self._opaque(place, _path(place.holder, slot), str(error)) from None
+        return {"slots": packed, "gone": gone, "rest": rest} if packed or gone or rest else {}
+
+    def _opaque(self, place: _Place, path: str, kind: str) -> CheckpointError:
+        return CheckpointError(
+            f"`{path}` has changed between two steps, but {kind} cannot be kept with the run, so a "
+            f"worker that joins or a resumed run would lack it: keep plain values, tensors or "
+            f"arrays there, or put an object with `state_dict` and `load_state_dict` into "
+            f"`run.state`."
+        )
+
+    # Putting back
+
+    def _apply(
+        self, state: Mapping[str, Any], only: Callable[[str], bool] = lambda key: True
+    ) -> None:
+        values, device = state["values"], next(self._model.parameters()).device
+        self._own |= set(state["own"])
+        unpacker = Unpacker(self._known, device)
+        wanted = {}
+        for key, place in self._places.items():
+            is_put = not is_value(place.holder.owner) and place.holder.kind is not h.SUSPENDED
+            if is_put and only(key):
+                with suppress(ReferenceError):
+                    wanted[key] = self._wanted(place, values.get(key), unpacker)
+        for key, (content, copy) in wanted.items():
+            holder = self._places[key].holder
+            if holder.kind is h.DRAWN:
+                if copy is not None:
+                    set_state(holder.owner, copy)
+            elif holder.kind is h.CONTENTS:
+                if copy is not None and not h.same(content or ((), ()), holder.read()):
+                    fill(holder.owner, copy)
+            elif content is not None:
+                holder.put(content)
+
+    def _wanted(self, place: _Place, packed: Any, unpacker: Unpacker) -> tuple[Content | None, Any]:
+        """Return what a place is to hold: what it held at first, with what has changed since."""
+        holder = place.holder
+        if holder.kind in (h.CONTENTS, h.DRAWN):
+            if packed is not None:
+                return None, unpacker.unpack(packed["contents"])
+            return place.content, place.copy if self._may_put_back(place) else None
+        if holder.kind is h.POSITION:
+            return None, None
+        now = dict(_numbered(holder.read()))
+        is_by_slot = holder.kind in (*_BY_SLOT, h.TABLE)
+        if holder.kind is h.ENTRIES:
+            is_by_slot = not self._may_put_back(place) or "slots" in (packed or ())
+        if is_by_slot:
+            then = now if holder.kind is h.TABLE else dict(_numbered(place.content))
+            kept = {n: now[n] for n in now if n not in self._kept_slots(place, [n])}
+            wanted = {n: value for n, value in then.items() if n not in kept} | kept
+            packed = packed or {"slots": {}, "gone": [], "rest": []}
+            kept |= {name: now[name] for name in packed["rest"] if name in now}
+            theirs = {n: part for n, part in packed["slots"].items() if n not in kept}
+            wanted |= {n: unpacker.unpack(part) for n, part in theirs.items()}
+            for name in packed["gone"]:
+                if name not in kept:
+                    wanted.pop(name, None)
+            return (tuple(wanted), tuple(wanted.values())), None
+        if not self._may_put_back(place):
+            return None, None
+        if packed is None:
+            return place.content, None
+        names, values = packed["content"]
+        if names is None:
+            return ((), tuple(unpacker.unpack(part) for part in values)), None
+        return (tuple(unpacker.unpack(names)), tuple(unpacker.unpack(values))), None
+
+    def _may_put_back(self, place: _Place) -> bool:
+        identity = place.holder.identity
+        return not any(stored[:2] == identity for stored in self._stored)
+
+
+def _with_more(content: Content, now: Content, known: Collection[str]) -> Content:
+    """Return the content, and what now has names that were not known then."""
+    both = dict(zip(*content, strict=True))
+    both |= {name: value for name, value in zip(*now, strict=True) if name not in known}
+    return tuple(both), tuple(both.values())
+
+
+def _kept_apart(value: Any) -> Any:
+    """Copy a tensor or an array, which the program may go on to change."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _in_table(layer: nn.Module, name: str) -> Any:
+    table, _, name = name.partition(".")
+    return vars(layer)[table][name]
+
+
+def _numbered(content: Content) -> Iterable[tuple[Any, Any]]:
+    names, values = content
+    return zip(names, values, strict=True) if names else enumerate(values)
+
+
+def _path(holder: Holder, slot: Any) -> str:
+    return holder.shown(slot)
+
+
+def _is_of_optimizer(key: str) -> bool:
+    return key.partition(" ")[2].startswith(OPTIMIZER)
+
+
+def _is_of_process(value: Any) -> bool:
+    """Return whether an object that cannot be carried is a library's, and nothing of the run."""
+    return (
+        not isinstance(value, torch.Tensor)
+        and is_of_a_library(type(value).__module__)
+        and (type(value).__module__ not in ("builtins", "itertools", "collections"))
+    )
+
+
+def _parts(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
+    for key, packed in values.items():
+        if "slots" in packed:
+            yield from ((key, name, part) for name, part in packed["slots"].items())
+            yield from ((key, name, "gone") for name in packed["gone"])
+        else:
+            yield key, "", packed
+
+
+def _number_of(packed: Any) -> int:
+    """Hash what was packed; 32 bits."""
+    number = 0
+
+    def text(value: Any) -> Any:
+        nonlocal number
+        if isinstance(value, torch.Tensor):
+            number = zlib.crc32(bytes_of(on_host(value.detach()).contiguous()), number)
+            return f"{value.dtype} {tuple(value.shape)}"
+        return f"{getattr(value, 'dtype', type(value))} {getattr(value, 'tobytes', str)()!r}"
+
+    return zlib.crc32(json.dumps(packed, default=text, sort_keys=True).encode(), number)
+
+
+def _unlike(path: str, first: int, rank: int) -> MismatchError:
+    return MismatchError(
+        f"`{path}` differs between ranks {first} and {rank}, but what passes read must be the same "
+        f"on every worker: set it on every worker, from values that all of them have, such as "
+        f"`step.means`, and draw with the default generators, which are seeded alike."
+    )

@@ -1,0 +1,90 @@
+"""Which variables of a frame does the rest of its code need?
+
+A variable that is always set before it is read need not be kept. Followed are the instructions that
+may come next, from where the frame stands (live variable analysis; Aho, Lam, Sethi, Ullman:
+Compilers, section 9.2.5).
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+_READS: tuple[str, ...] = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLOSURE")
+_READS += ("LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_WRITES: tuple[str, ...] = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
+_WRITES += ("DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL", "DELETE_DEREF")
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return what the code of a frame names, by name, as far as it is there already."""
+    there = {**frame.f_globals, **frame.f_locals}
+    code = frame.f_code
+    names = {*names_in(code), *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    return {name: there[name] for name in sorted(names & there.keys())}
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """Name what a function's code may take from globals and from modules; inner functions, too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
+
+
+def orders_by_hash(code: CodeType) -> bool:
+    """Return whether some code makes sets, or asks for hashes."""
+    makes_sets = any(each.opname == "BUILD_SET" for each in dis.get_instructions(code))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    by_name = {"hash", "set", "frozenset"} & {*code.co_names}
+    return makes_sets or bool(by_name) or any(map(orders_by_hash, inner))
+
+
+def live_variables(frame: FrameType) -> set[str]:
+    """Return the names of variables that may be read before they are set again."""
+    code = frame.f_code
+    instructions = list(dis.get_instructions(code))
+    at = {each.offset: index for index, each in enumerate(instructions)}
+    live: set[str] = set()
+    # It may stand at the caches of an instruction, which are not listed.
+    here = max((offset for offset in at if offset <= frame.f_lasti), default=0)
+    waiting = [(at[here], frozenset[str]())]
+    seen: dict[int, frozenset[str]] = {}
+    while waiting:
+        index, written = waiting.pop()
+        while index < len(instructions):
+            before = seen.get(index)
+            if before is not None and before <= written:
+                break  # nothing new can be read from here on
+            seen[index] = written if before is None else before & written
+            each = instructions[index]
+            names = _names_of(each)
+            if each.opname.startswith(_READS):
+                live |= {name for name in names if name not in written}
+            elif each.opname.startswith(_WRITES):
+                written |= frozenset(names)
+            if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+                waiting.append((at[each.argval], written))
+                if each.opname.startswith("JUMP") and "IF" not in each.opname:
+                    break
+            if each.opname in _ENDS:
+                break
+            index += 1
+    return live | _read_by_inner(code)
+
+
+def _names_of(each: dis.Instruction) -> tuple[str, ...]:
+    value = each.argval
+    return value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+
+
+def _read_by_inner(code: CodeType) -> set[str]:
+    """Name what functions and comprehensions in it read, which may be called at any time."""
+    found: set[str] = set()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= {*constant.co_freevars, *constant.co_names} | _read_by_inner(constant)
+    return found

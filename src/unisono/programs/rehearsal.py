@@ -1,0 +1,218 @@
+"""Does what is computed depend on what was computed before? Compute it again, and compare.
+
+For shards, models, whole batches, samples and `on_gradients` alike. From what the program keeps::
+
+    as it began ─► this                           what is known
+    as it is left then ─► this again              a counter, a running mean, a list that grows
+    as it began ─► something else ─► this         the first value of each sample, a scale that the
+                                                  first sample sets, noise that is drawn once
+    with what grows set further ─► this again     what only begins after a while
+
+Each must come to the same. What is only stored, or is the same whoever stores it first (a cache, a
+file that is opened once), makes no difference, and is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from unisono.programs import holders as h
+from unisono.programs.account import Account
+from unisono.programs.holders import Content, Holder
+
+Seen = Mapping[str, Any]
+"""By name, what a computation has come to; empty if it raised."""
+
+_FURTHER = (10, 1000, 100_000)
+"""How much further counters are set."""
+
+
+class Dependence(NamedTuple):
+    """Why a computation is not a function of what it is given."""
+
+    path: str  # to what is kept; empty if that cannot be seen
+    differs: str  # what the computation came to otherwise
+    is_of_rank: bool = False  # it asks which worker this is
+    is_plain: bool = False  # a number or a text is kept
+    after: str = ""  # which other computation has left what makes the difference
+
+
+class Rehearsal(NamedTuple):
+    """One computation, and how it is repeated.
+
+    Attributes:
+        look: returns the account of what the program keeps now.
+        again: computes it again, from what the program keeps then.
+        elsewhere: likewise, as another worker.
+        others: by name, compute something else; each is tried before this.
+        written: places that this computation was seen to write to, also at earlier moments.
+    """
+
+    look: Callable[[], Account]
+    again: Callable[[], Seen]
+    written: set[tuple[int, str]]
+    elsewhere: Callable[[], Seen] | None = None
+    others: Mapping[str, Callable[[], object]] = MappingProxyType({})
+
+    def judge(self, begun: Sequence[Account], known: Seen) -> Dependence | None:
+        """Compare; leaves what the program keeps as it finds it.
+
+        `begun`: what the program kept before this was computed, and at earlier moments.
+        """
+        self.written.update(change.holder.identity for change in begun[0].changes())
+        left = self.look() if self.written else begun[0]
+        holders = {each.key: each for account in begun for each in account.holders}
+        written = [each for each in holders.values() if each.identity in self.written]
+        try:
+            return self._judge(begun, known, left, written)
+        finally:
+            left.put_back()
+
+    def _judge(
+        self, begun: Sequence[Account], known: Seen, left: Account, written: Sequence[Holder]
+    ) -> Dependence | None:
+        seen = (self.elsewhere or self.again)()
+        if differs := difference(known, seen):
+            if self.elsewhere and not difference(known, self._from(left)):
+                return Dependence("", differs, is_of_rank=True)
+            late = [change.holder for change in left.changes()]  # what only now is written to
+            return self._culprit([*written, *late], begun[0], left, known, differs)
+        if not written:
+            return None
+        grown = [change.holder for change in left.changes()]
+        for before in begun:
+            for name in self.others:
+                if differs := self._after(name, before, left):
+                    return self._culprit(written, before, left, known, differs, name)
+        for more in _FURTHER if grown else ():
+            left.put_back()
+            for holder in grown:
+                set_further(holder, more)
+            seen = self.again()
+            if seen and (differs := difference(known, seen)):
+                return self._further_culprit(grown, left, known, differs, more)
+        return None
+
+    def _is_written(self, holder: Holder) -> bool:
+        return holder.identity in self.written
+
+    def _from(self, account: Account) -> Seen:
+        account.put_back()
+        return self.again()
+
+    def _after(self, name: str, before: Account, left: Account) -> str | None:
+        """Compute this alone and after something else, from what was kept before."""
+        self._begin(before, left)
+        alone = self.again()
+        self._begin(before, left, name)
+        return difference(alone, self.again())
+
+    def _begin(self, before: Account, left: Account, name: str = "") -> None:
+        """Have what was kept before, and compute something else."""
+        left.put_back()
+        before.put_back(self._is_written)
+        with suppress(Exception):
+            if name:
+                self.others[name]()
+
+    def _culprit(
+        self,
+        written: Sequence[Holder],
+        before: Account,
+        left: Account,
+        known: Seen,
+        differs: str,
+        after: str = "",
+    ) -> Dependence:
+        """Find the place that makes the difference when it alone is what it was before."""
+        for holder in written:
+            if after:
+                self._begin(before, left, after)
+            else:
+                left.put_back()
+                self.again()
+            before.put_back(partial(_is_same, holder))
+            if not difference(known, self.again()):
+                return _finding(holder, before, left, differs)._replace(after=after)
+        unsure = [each for each in written if after or not each.can_be_put_back]
+        if not unsure:
+            return Dependence("", differs)
+        return _finding(unsure[0], before, left, differs)._replace(after=after)
+
+    def _further_culprit(
+        self, grown: Sequence[Holder], left: Account, known: Seen, differs: str, more: int
+    ) -> Dependence:
+        for holder in grown:
+            left.put_back()
+            set_further(holder, more)
+            if difference(known, self.again()):
+                return _finding(holder, None, left, differs)
+        return _finding(grown[0], None, left, differs)
+
+
+def _is_same(one: Holder, other: Holder) -> bool:
+    return one.key == other.key
+
+
+def carried(before: Account, left: Account, differs: str) -> Dependence:
+    """Name something that has changed since, for which no computation can be repeated."""
+    changes = before.changes()
+    changed = [change for change in changes if left.content(change.holder) is not None]
+    nothing: Content = (), ()
+    for change in sorted(changed, key=lambda one: one.holder.kind is h.CONTENTS):
+        then, now = before.content(change.holder), left.content(change.holder)
+        if not h.same(then or nothing, now or nothing):
+            return _finding(change.holder, before, left, differs)
+    return Dependence("", differs)
+
+
+def _finding(holder: Holder, before: Account | None, left: Account, differs: str) -> Dependence:
+    """Name the first of the values in a place that have changed."""
+    now = left.content(holder) or holder.read()
+    then = holder.read() if before is None else before.content(holder)
+    slots = h.changed_slots(then, now) if then is not None else []
+    if not slots:
+        return Dependence(holder.path, differs)
+    values = dict(zip(*now, strict=True)) if now[0] else dict(enumerate(now[1]))
+    is_plain = type(values.get(slots[0])) in h.PLAIN and holder.kind is not h.CONTENTS
+    return Dependence(holder.shown(slots[0]), differs, is_plain=is_plain)
+
+
+def difference(one: Seen, other: Seen) -> str | None:
+    """Name something that is not the same in both, of what both have."""
+    return next((name for name in one if name in other and one[name] != other[name]), None)
+
+
+def set_further(holder: Holder, more: int) -> None:
+    """Have numbers in a place be what they might be after more computations of the same."""
+    with suppress(Exception):
+        if holder.kind is h.CONTENTS:
+            _set_array_further(holder.owner, more)
+            return
+        names, values = holder.read()
+        holder.put((names, tuple(_further(value, more) for value in values)))
+
+
+def _further(value: Any, more: int) -> Any:
+    if type(value) is int:
+        return value + more
+    return value * more if type(value) is float else value
+
+
+def _set_array_further(value: Any, more: int) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        is_floating = value.dtype.is_floating_point or value.dtype.is_complex
+    else:
+        is_floating = np.issubdtype(value.dtype, np.inexact)
+    if is_floating:
+        value *= more
+    else:
+        value += more

@@ -1,0 +1,383 @@
+"""What do objects of a program lead to? One walk, from named roots to all places that hold values.
+
+::
+
+    loss, model, data set ─► attributes, slots, containers, partials, closures, bound methods,
+                             globals and class attributes that the program's own code names ─► …
+
+Nearer things come first. A thing is named by the path to it, ``dataset.transform.steps[2].rng``,
+the same in every process. Modules of libraries are not walked, nor what belongs to the process (a
+library's object that holds a file, a lock, a thread): it is the program's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import ctypes
+import enum
+import functools
+import inspect
+import io
+import logging
+import mmap
+import queue
+import random
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from unisono.programs import holders as h
+from unisono.programs.holders import Holder
+from unisono.programs.live import live_variables, names_in
+
+VISITED_AT_MOST = 20_000
+_LONG = 4096  # entries of a container that are walked
+_LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
+_EMPTY = {dict, list, tuple, OrderedDict, set, frozenset, deque}
+_GENERATORS: tuple[Any, ...] = (
+    random.Random,
+    np.random.Generator,
+    np.random.BitGenerator,
+    torch.Generator,
+)
+_GENERATORS += (np.random.RandomState,)
+CACHED: Any = type(functools.lru_cache(lambda: None))
+_NAMESPACES = {types.SimpleNamespace, argparse.Namespace}
+_OF_PROCESS: tuple[Any, ...] = (
+    io.IOBase,
+    threading.Thread,
+    type(threading.Lock()),
+    type(threading.RLock()),
+)
+_OF_PROCESS += (logging.Logger, logging.Handler, logging.LoggerAdapter)
+_OF_PROCESS += (threading.Condition, threading.Event, threading.local, type(sys))
+_OF_RUNS = (
+    "unisono.training",
+    "unisono.engine",
+    "unisono.runtime",
+    "unisono.data",
+)
+_OF_C = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, mmap.mmap)
+_OF_LIBRARIES = ("site-packages", "dist-packages")
+_OF_LAYERS = frozenset(vars(nn.Module())) - {"_modules", "training"}
+_HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
+_LAYER_TABLES = ("_parameters", "_buffers")
+_CONTAINERS = (dict, list, tuple, deque, set)
+_PLAIN_CONTAINERS = {*_CONTAINERS, OrderedDict, Counter, defaultdict}
+_OF_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
+
+Found = tuple[str, Any, bool]
+"""The path to something, the thing, and whether it was found in the program's own."""
+
+
+class Walk:
+    """What was found from `roots`. Final.
+
+    Args:
+        elsewhere: the identities of tensors that are kept by other means.
+        layers: the identities of the modules that hold them.
+        themselves: the identities of objects whose attributes they save and load themselves.
+
+    Attributes:
+        holders: the places that hold values, nearer ones first.
+        paths: by identity, the path to each thing.
+        generators: generators of random numbers by path, but the default ones.
+        names: what the program's own code names.
+        of_modules: the identities of the parameters and buffers of modules that were found.
+        is_cut: whether there is more than is visited.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        elsewhere: Collection[int] = (),
+        layers: Collection[int] = (),
+        themselves: Collection[int] = (),
+    ) -> None:
+        self.holders: list[Holder] = []
+        self.paths: dict[int, str] = {}
+        self.things: dict[str, Any] = {}
+        self._keys: set[str] = set()
+        self.generators: dict[str, Any] = {}
+        self.names: set[str] = set()
+        self.of_modules: set[int] = set()
+        self.is_cut = False
+        self._elsewhere, self._layers, self._themselves = elsewhere, layers, themselves
+        self._spaces: dict[int, dict[str, str]] = {}  # of modules and classes: names, with paths
+        self._default = default_generators()
+        self.extend(roots)
+
+    def extend(self, roots: Mapping[str, Any]) -> list[Holder]:
+        """Walk from more objects; returns the holders that are new."""
+        begin = len(self.holders)
+        waiting = deque[Found]((name, root, True) for name, root in roots.items())
+        while waiting:
+            if len(self.things) >= VISITED_AT_MOST:
+                self.is_cut = True
+                break
+            path, value, is_own = waiting.popleft()
+            if (
+                id(value) in self.paths
+                or id(value) in self._elsewhere
+                or id(value) in self._default
+            ):
+                continue
+            unique = path
+            while unique in self.things:  # a method is where its object is, say
+                unique += "'"
+            self.paths[id(value)] = unique
+            self.things[unique] = value  # kept, so that no other gets its `id`
+            if isinstance(value, _GENERATORS):
+                if not isinstance(value, random.SystemRandom):
+                    self.generators[path] = value
+                    self._note(path, h.DRAWN, value, own=is_own)
+                continue
+            try:
+                for part, each, is_of_program in self._taken_apart(path, value, is_own=is_own):
+                    kind = type(each)
+                    if kind in _LEAVES or (kind in (tuple, frozenset) and not each):
+                        continue
+                    waiting.append((part, each, is_of_program))
+            except Exception:  # whatever an object makes of being looked at, the walk goes on
+                continue
+        return self.holders[begin:]
+
+    def _note(self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool) -> Holder:
+        key = f"{kind.name} {path}"
+        while key in self._keys:
+            key += "'"
+        self._keys.add(key)
+        holder = Holder(path, kind, owner, names, not own, key)
+        self.holders.append(holder)
+        return holder
+
+    def _hold(
+        self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool
+    ) -> Iterator[Found]:
+        """Note a place, and return what is in it."""
+        holder = self._note(path, kind, owner, names, own=own)
+        names, values = holder.read()
+        if len(values) <= _LONG and holder.kind not in (h.CONTENTS, h.BYTES, h.CACHE, h.TABLE):
+            for at, value in enumerate(values):
+                name = names[at] if names else at
+                if type(value) in _LEAVES or name == "__class__":
+                    continue
+                if holder.kind is h.ENTRIES and type(name) is not str:
+                    name = at  # other keys may differ between processes, as the numbers of hooks do
+                yield holder.slot(name), value, own
+
+    def _taken_apart(self, path: str, value: Any, *, is_own: bool) -> Iterator[Found]:
+        kind = type(value)
+        if isinstance(value, dict):
+            yield from self._hold(path, h.ENTRIES, value, own=is_own)
+        elif isinstance(value, (list, deque)):
+            yield from self._hold(path, h.ITEMS, value, own=is_own)
+        elif isinstance(value, set):
+            self._note(path, h.ELEMENTS, value, own=is_own)
+        elif isinstance(value, tuple):
+            yield from ((f"{path}[{at}]", part, is_own) for at, part in enumerate(value[:_LONG]))
+        elif isinstance(value, h.ARRAYS):
+            self._note(path, h.CONTENTS, value, own=is_own)
+        elif isinstance(value, (bytearray, array.array, *_OF_C)):
+            self._note(path, h.BYTES, value, own=is_own)
+        elif h.is_frozen(kind):
+            yield from self._hold(path, h.FROZEN, value, own=is_own)
+        elif isinstance(value, types.GeneratorType):
+            yield from self._hold(path, h.SUSPENDED, value, own=is_own)
+        elif isinstance(value, CACHED):
+            self._note(path, h.CACHE, value, own=is_own)
+            yield path, value.__wrapped__, is_own
+        elif isinstance(value, types.MethodType):
+            yield path, value.__self__, False
+            yield f"{path}.__func__", value.__func__, False
+        elif isinstance(value, types.BuiltinFunctionType):
+            yield path, value.__self__, False
+        elif kind in h.VIEWS:
+            yield path, h.viewed(value), is_own
+        elif isinstance(value, functools.partial):
+            yield path, value.func, is_own
+            yield f"{path}.args", value.args, is_own
+            yield f"{path}.keywords", value.keywords, is_own
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield path, value.__func__, False
+        elif isinstance(value, property):
+            yield path, value.fget, False
+        elif isinstance(value, types.FunctionType):
+            yield from self._of_function(path, value)
+        elif isinstance(value, types.FrameType):
+            yield from self._of_frame(path, value)
+        elif isinstance(value, type):
+            yield from self._of_class(path, value)
+        elif not isinstance(value, (types.ModuleType, enum.Enum, weakref.ref)):
+            yield from self._of_object(path, value, is_own=is_own)
+        if type(value) not in _PLAIN_CONTAINERS and isinstance(value, _CONTAINERS):
+            yield from self._of_object(path, value, is_own=is_own)
+
+    def _of_function(self, path: str, value: types.FunctionType) -> Iterator[Found]:
+        own = not is_of_a_library(value.__module__)
+        yield f"{path}.__defaults__", value.__defaults__, own
+        yield path, value.__kwdefaults__, own
+        if value.__closure__:
+            yield from self._hold(path, h.CELLS, value, own=own)
+        if value.__dict__:
+            yield from self._hold(path, h.ATTRIBUTES, value, own=own)
+        if own:
+            yield from self._of_names(path, value.__globals__, set(names_in(value.__code__)))
+
+    def _of_names(self, path: str, space: dict[str, Any], names: set[str]) -> Iterator[Found]:
+        """Follow what a function's code names, in its module and in modules that it names."""
+        self.names |= names
+        spaces = {path: space}
+        for name in sorted(names & space.keys()):
+            module = space[name]
+            if isinstance(module, types.ModuleType) and not is_of_a_library(module.__name__):
+                spaces[f"{path}.{name}"] = vars(module)
+        chosen = sorted(name for name in names if not name.startswith("__"))
+        for where, there in spaces.items():
+            yield from self._of_space(where, there, str(there.get("__name__")), there, chosen)
+
+    def _of_space(
+        self, path: str, owner: Any, key: str, space: Mapping[str, Any], names: Collection[str]
+    ) -> Iterator[Found]:
+        """Hold names of a module or a class: one place, whatever leads to it."""
+        known = self._spaces.get(id(owner))
+        if known is None:
+            known = self._spaces[id(owner)] = {}
+            holder = self._note(path, h.NAMES, owner, known, own=True)
+            self.holders[-1] = holder._replace(key=f"{h.NAMES.name} of {key}")
+        for name in names:
+            if name not in known:
+                known[name] = f"{path}.{name}".lstrip(".")
+                if name in space and type(space[name]) not in _LEAVES:
+                    yield known[name], space[name], True
+
+    def _of_frame(self, path: str, frame: types.FrameType) -> Iterator[Found]:
+        code = frame.f_code
+        names = {*names_in(code), *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        self.names |= names
+        live = live_variables(frame)
+        if frame.f_locals is not frame.f_globals:
+            mine = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+            yield from self._hold(path, h.FRAME, frame, sorted(mine & live), own=True)
+            names -= mine
+        yield from self._of_names(path, frame.f_globals, names & live)
+
+    def _of_class(self, path: str, value: type) -> Iterator[Found]:
+        for each in value.__mro__:
+            if is_of_a_library(each.__module__) or issubclass(each, enum.Enum):
+                continue
+            members = vars(each)
+            names = [name for name in members if name[:2] != "__"]
+            key = f"{each.__module__}.{each.__qualname__}"
+            yield from self._of_space(path, each, key, members, names)
+            yield from (
+                (f"{path}.{name}", member, True)
+                for name, member in members.items()
+                if name[:2] == "__" and isinstance(member, types.FunctionType)
+            )
+
+    def _of_object(self, path: str, value: Any, *, is_own: bool) -> Iterator[Found]:
+        kind: Any = type(value)
+        if kind.__module__.startswith(_OF_RUNS):
+            return  # what of ours leads back to the whole program
+        own = (kind in _NAMESPACES and is_own) or not is_of_a_library(kind.__module__)
+        if isinstance(value, (io.StringIO, io.BytesIO)):
+            self._note(path, h.FILE, value, own=own)
+        elif isinstance(value, io.IOBase) and value.readable() and not value.writable():
+            self._note(path, h.POSITION, value, own=own)
+        if isinstance(value, queue.Queue):
+            yield f"{path}.queue", value.queue, is_own
+        if kind.__module__ == "multiprocessing.sharedctypes":
+            yield path, value.get_obj(), is_own
+        if isinstance(value, _OF_PROCESS) or (not own and _is_of_process(value)):
+            return
+        without: Collection[str] | None = None
+        if isinstance(value, nn.Module):
+            own_state = (*value._parameters.values(), *value._buffers.values())
+            self.of_modules |= set(map(id, own_state))
+            # Parameters and buffers of the run's layers are kept elsewhere.
+            is_layer = id(value) in self._layers
+            without = _OF_LAYERS if is_layer else _HOOKS
+            yield from self._hold(path, h.HOOKS, value, _HOOKS, own=own)
+            if is_layer:
+                self._note(path, h.TABLE, value, _LAYER_TABLES, own=own)
+        elif isinstance(value, torch.optim.Optimizer):
+            without = _OF_OPTIMIZER
+        if id(value) in self._themselves:
+            yield from _within(path, h.attributes_of(value) or {}, own=own)
+        elif h.attributes_of(value) is not None:
+            yield from self._hold(path, h.ATTRIBUTES, value, without, own=own)
+        if slots := h.slots_of(kind):
+            yield from self._hold(path, h.SLOTS, value, slots, own=own)
+        if own:
+            yield f"{path}.{kind.__name__}", kind, False
+
+
+def _within(path: str, table: Mapping[str, Any], *, own: bool) -> Iterator[Found]:
+    """Return what is in some attributes, and in lists there, but not these themselves."""
+    for name, value in table.items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        yield from (
+            (f"{path}.{name}" if parts[0] is value else f"{path}.{name}[{at}]", part, own)
+            for at, part in enumerate(parts)
+            if not isinstance(part, _CONTAINERS)
+        )
+
+
+def default_generators() -> dict[int, Any]:
+    """Return the default generators, which are seeded in any case, by identity."""
+    of_numpy: Any = np.random.mtrand._rand
+    defaults = [random._inst, of_numpy, of_numpy._bit_generator, torch.default_generator]
+    return {id(each): each for each in defaults}
+
+
+def _is_of_process(value: Any, depth: int = 3) -> bool:
+    """Return whether a library's object holds a file, a lock, a thread or the like."""
+    if isinstance(value, _OF_PROCESS):
+        return not isinstance(value, types.ModuleType)
+    if depth == 0:
+        return False
+    parts: Collection[Any] = ()
+    if isinstance(value, (list, tuple, deque)):
+        parts = list(value)[:16]
+    elif isinstance(value, dict):
+        parts = list(value.values())[:16]
+    elif is_of_a_library(type(value).__module__) and not isinstance(value, (type, nn.Module)):
+        parts = list((h.attributes_of(value) or {}).values())
+    return any(_is_of_process(part, depth - 1) for part in parts if type(part) not in _LEAVES)
+
+
+@functools.cache
+def is_of_a_library(module: str | None) -> bool:
+    """Return whether a module came with Python or was installed, as far as its file says."""
+    name = module or "builtins"
+    if name in ("__main__", "__mp_main__"):
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or name.startswith("unisono."):
+        return True
+    parts = Path(file).parts
+    return any(name in parts for name in _OF_LIBRARIES) or file.startswith(
+        sysconfig.get_paths()["stdlib"]
+    )
+
+
+def programs_own(function: Any) -> Any:
+    """Return the program's own function, which ours may be around."""
+
+    def is_own(function: Any) -> bool:
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        return not module.startswith("unisono.")
+
+    return inspect.unwrap(function, stop=is_own)

@@ -1,0 +1,80 @@
+"""Does the body of a loop over `step.shards` depend on the shards that came before?
+
+Such a body is the program's own and cannot be called, but it can be given a batch once more: after
+a worker's last shard its first one comes again, with the same random numbers and buffers, and must
+come to the same loss although the body has gone on since. What the body keeps of the repetition
+(sums, counts, lists, its variables) is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from unisono.engine.step.loss import read_loss
+from unisono.programs.account import Account
+from unisono.programs.rehearsal import Dependence, carried
+
+Numbers = dict[str, str]
+
+
+class BodyRehearsal:
+    """Repeats the first shard of one loop over `step.shards`. Final.
+
+    Args:
+        look: returns the account of what the program keeps now.
+        copy: copies a batch; None if that cannot be done.
+        refuse: makes an error of a finding.
+        note_stored: takes the account from before the shards.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Account],
+        copy: Callable[[Any], Any],
+        refuse: Callable[[Dependence], Exception],
+        note_stored: Callable[[Account], None],
+    ) -> None:
+        self._look, self._copy = look, copy
+        self._refuse, self._note_stored = refuse, note_stored
+        self._before = look()
+        self._first: tuple[int, int, Any] | None = None
+        self._numbers: Numbers = {}
+
+    def note(self, shard: int, num_samples: int, batch: Any) -> None:
+        """Keep the first batch that is given out."""
+        if self._first is None:
+            self._first = shard, num_samples, self._copy(batch)
+
+    def note_loss(self, shard: int, returned: Any) -> None:
+        """Keep what the first batch's loss is."""
+        if self._first is not None and not self._numbers and shard == self._first[0]:
+            self._numbers = _numbers(returned, self._first[1])
+
+    def once_more(
+        self, start: Callable[[int, Callable[[Any], None]], None], *, is_within: bool
+    ) -> Iterator[Any]:
+        """Give out the first batch again, if the body has changed anything.
+
+        `start` prepares for its passes, and for taking the loss; `is_within`: batches are given to
+        an iterator of the program's, which may count them.
+        """
+        if not (is_within or self._before.changes()):
+            return
+        self._note_stored(self._before)
+        if self._first is None or self._first[2] is None:
+            return
+        left, again = self._look(), Numbers()
+        shard, num_samples, batch = self._first
+        start(shard, lambda returned: again.update(_numbers(returned, num_samples)))
+        yield batch
+        differs = next((n for n, one in self._numbers.items() if again.get(n, one) != one), None)
+        if differs is not None:
+            raise self._refuse(carried(self._before, left, differs))
+        left.put_back()
+
+
+def _numbers(returned: Any, num_samples: int) -> Numbers:
+    """Return a loss's numbers, as text, so that NaN is like NaN."""
+    numbers = read_loss(returned, num_samples).numbers()
+    return {f"`{name}`": repr(each) for name, each in numbers.items()}
