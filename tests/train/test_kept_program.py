@@ -333,7 +333,7 @@ class Thing:
 
 def watched(**attributes):
     model = torch.nn.Linear(2, 1)
-    kept = KeptProgram(model, list)
+    kept = KeptProgram(model, list, {})
     thing = Thing(**attributes)
     kept.watch({}, {"thing": thing}, None)
     kept.has_begun(1, list, None)
@@ -431,7 +431,7 @@ def test_what_passes_store_is_left_alone():
 
 def test_what_is_set_before_the_first_step_comes_back_with_the_first_snapshot():
     _, kept, thing = watched(number=1)
-    before = {"loop": 0, "values": {}, "own": [], "drawn": []}
+    before = {"loop": 0, "values": {}, "own": [], "drawn": [], "replaced": []}
     thing.number, thing.later = 2, 3
     kept.load_state_dict(before)
     assert vars(thing) == {"number": 1}
@@ -458,11 +458,11 @@ def test_a_hostile_checkpoint_gets_at_nothing_that_the_program_does_not_name(pac
     _, kept, _ = watched(number=1)
     values = {"attributes thing": {"slots": {"number": packed}, "gone": []}}
     with pytest.raises(CheckpointError, match="must be there as it was saved"):
-        kept.load_state_dict({"loop": 1, "values": values, "own": [], "drawn": []})
+        kept.load_state_dict({"loop": 1, "values": values, "own": [], "drawn": [], "replaced": []})
 
 
 def test_what_was_damaged_in_a_checkpoint_is_refused():
-    whole = {"loop": 1, "values": {}, "own": [], "drawn": []}
+    whole = {"loop": 1, "values": {}, "own": [], "drawn": [], "replaced": []}
     for damaged in ({"loop": 1}, whole | {"values": 3}, whole | {"own": 1}):
         _, kept, _ = watched(number=1)
         with pytest.raises(CheckpointError, match="must be there as it was saved"):

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
+from copy import copy as copied
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -63,10 +64,17 @@ class KeptProgram:
     Args:
         model: whose parameters and buffers are kept elsewhere.
         more: returns further tensors that are, such as an optimizer's.
+        run_state: the program's `run.state`, which is saved elsewhere.
     """
 
-    def __init__(self, model: nn.Module, more: Callable[[], Iterable[torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        more: Callable[[], Iterable[torch.Tensor]],
+        run_state: MutableMapping[str, Any],
+    ) -> None:
         self._model, self._more = model, more
+        self._run_state, self._run_state_then = run_state, dict[str, Any]()
         self._places: dict[str, _Place] = {}
         self._known = Known({}, set(), self._tensors)
         self._loop = 0
@@ -84,17 +92,19 @@ class KeptProgram:
         between: Mapping[str, Any],
         loop: FrameType | None,
         themselves: Collection[int] = (),
+        apart: Collection[int] = (),
     ) -> None:
         """Note what all is like that some objects lead to, before anything is put back.
 
         `passes`: what passes read; `between`: what runs between steps alone; `loop`: the frame of
         a loop of the program's own; `themselves`: identities of objects whose attributes are
-        saved elsewhere.
+        saved elsewhere; `apart`: those of objects that are not looked at.
         """
         self._after = None
+        self._run_state_then = dict(self._run_state)
         state = self._tensors().values()
         layers = set(map(id, self._model.modules()))
-        walk = Walk(passes, set(map(id, state)), layers, themselves)
+        walk = Walk(passes, {*map(id, state), *apart}, layers, themselves)
         num_read = len(walk.holders)
         walk.extend({} if loop is None else {"": loop})
         num_seeded = len(walk.holders)  # of generators before it all are, with the default ones
@@ -156,6 +166,9 @@ class KeptProgram:
         """Return what has changed; raises a CheckpointError for what cannot be carried."""
         return {
             "loop": self._loop,
+            "replaced": [
+                k for k, v in self._run_state_then.items() if self._run_state.get(k) is not v
+            ],
             "values": self._changed(),
             "own": sorted(self._own),
             "drawn": Packer(self._known).pack(self._drawn_now()),
@@ -328,6 +341,10 @@ class KeptProgram:
     def _apply(
         self, state: Mapping[str, Any], only: Callable[[str], bool] = lambda key: True
     ) -> None:
+        for key in state["replaced"]:  # by something else than what the program began with
+            value = self._run_state.get(key)
+            if value is not None and value is self._run_state_then.get(key):
+                self._run_state[key] = copied(value)
         values, device = state["values"], next(self._model.parameters()).device
         self._own |= set(state["own"])
         unpacker = Unpacker(self._known, device)

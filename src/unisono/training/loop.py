@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from unisono.data.data_reading import is_stream
 from unisono.data.epoch_order import EpochOrder, KeptOrder
 from unisono.data.fetch import Fetch
 from unisono.data.loader import Loader
@@ -103,7 +104,9 @@ def _watch_program(run: RunContext, plan: LoopPlan) -> None:
     between["run.state"] = {k: one for k, one in state if not hasattr(one, "state_dict")}
     runs = run.observer.runs_program_code or run.options.on_gradients is not None
     if (len(between) > 1 or runs) and run.program_kept is None:
-        run.program_kept = KeptProgram(run.kept.model, partial(tensors_of, run.kept.optimizer))
+        run.program_kept = KeptProgram(
+            run.kept.model, partial(tensors_of, run.kept.optimizer), run.kept.state
+        )
     if isinstance(plan.samples.order_of, EpochOrder):
         kept_order = run.kept.hidden.get(ORDER_KEY)
         run.kept.hidden[ORDER_KEY] = KeptOrder(
@@ -118,7 +121,10 @@ def _watch_program(run: RunContext, plan: LoopPlan) -> None:
         passes = dict(zip(names, map(programs_own, run.functions), strict=False))
         passes |= {"on_gradients": run.options.on_gradients, "model": run.kept.model}
         passes |= {**plan.program, "sampler": plan.reading.sampler}
-        run.program_kept.watch(passes, between, run.frame, set(_schedules_in(run.kept.state)))
+        # Each worker has read a stream up to a place of its own.
+        streams = filter(is_stream, [plan.reading.dataset])
+        themselves = set(_schedules_in(run.kept.state))
+        run.program_kept.watch(passes, between, run.frame, themselves, set(map(id, streams)))
         # The run may have been taken up without any.
         kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
         if isinstance(kept, Mapping):

@@ -75,3 +75,14 @@ class Shifts(Callback):
 t = trainer(net(), weighed, callbacks=[Shifts()])
 t.run.state["weights"] = weighed.__defaults__[0]
 fit(t)
+
+# %% list_that_is_replaced: SAME
+m = net()
+run = unisono.Run(m, SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+run.state["losses"] = []
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for batch in step.shards:
+            step.backward(loss(m, batch))
+    run.state["losses"] = [*run.state["losses"], step.loss]
+result = len(run.state["losses"]), sum(run.state["losses"])

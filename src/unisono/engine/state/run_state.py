@@ -164,11 +164,10 @@ class RunState:
     def _apply_rest(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self.position.move_to(**facts["position"])
         self.last, self.recorded.first = facts["last"], facts["given"]
-        state = self.state | self.hidden
-        unpack_state(facts["state"], tensors, state)
-        self.hidden = {key: state.pop(key) for key in [*state] if key.startswith(HIDDEN)}
-        self.state.clear()
-        self.state.update(state)
+        # What is hidden comes last, as it may put the program's own objects right.
+        for state, is_hidden in ((self.state, False), (self.hidden, True)):
+            packed = {k: v for k, v in facts["state"].items() if k.startswith(HIDDEN) == is_hidden}
+            unpack_state(packed, tensors, state)
 
     def modes_now(self, *, was_left: bool) -> dict[str, Any]:
         """Tell, and note, which parameters are fixed and which layers evaluate."""
