@@ -8,6 +8,7 @@ import functools
 import json
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 from tests.replacements import wait_for_replacement
@@ -417,6 +418,44 @@ def test_a_suspended_generator_is_refused_once_it_goes_on():
     next(thing.numbers)
     with pytest.raises(CheckpointError, match=r"`thing\.numbers` .* a Python generator"):
         kept.state_dict()
+
+
+def test_elements_of_an_array_of_objects_go_back_to_where_they_were():
+    words = np.array(["a", [1], None], dtype=object)
+    _, kept, thing = watched(words=words)
+    words[0], words[1][0] = "b", 2
+    state = copied(kept.state_dict())
+    words[:] = ["c", [3], 0]
+    kept.load_state_dict(state)
+    assert thing.words is words
+    assert words.tolist() == ["b", [2], None]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_a_sparse_tensor_is_refused_once_it_changes(layout):
+    tensor = getattr(torch.eye(3), f"to_sparse_{layout}")()
+    _, kept, _ = watched(graph=tensor)
+    kept.state_dict()
+    (tensor._values() if layout == "coo" else tensor.values())[0] = 2
+    with pytest.raises(CheckpointError, match=r"`thing\.graph` has .* a tensor of layout"):
+        kept.state_dict()
+
+
+def test_one_line_says_that_a_program_leads_to_more_than_is_looked_at(monkeypatch, capsys):
+    monkeypatch.setattr("unisono.programs.walk.VISITED_AT_MOST", 30)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Holds(Callback):
+        def on_step_end(self, fit, step):
+            pass
+
+    seen = Holds()
+    seen.all = [[n] for n in range(100)]
+    trainer = unisono.Trainer(model, optimizer, loss, callbacks=[seen])
+    trainer.fit(TensorDataset(torch.ones(8, 3)), batch_size=4, steps=2)
+    assert capsys.readouterr().out.count("is not kept with the run, so keep what") == 1
 
 
 def test_what_passes_store_is_left_alone():

@@ -78,18 +78,18 @@ def fetcher(
         return Reader(dataset, None, collator, keys)
     leaf = leaf_of(dataset)
     chosen = _Chosen(dataset) if leaf is not dataset else None
-    if chosen is not None:
-        chosen(torch.arange(length, device=HOST))  # so that it fails at the start
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors, num_rows = leaf.tensors, len(leaf)
         if chosen is not None:
-            chosen.within(num_rows, torch.arange(length, device=HOST))
+            chosen.within(num_rows, torch.arange(length, device=HOST))  # so that it fails here
 
         def rows(indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None) -> Any:
             places = indices if chosen is None else chosen.within(num_rows, indices)
             return tuple(tensor.index_select(0, places) for tensor in tensors)
 
         return rows
+    if chosen is not None:
+        chosen(torch.arange(length, device=HOST))
     return Reader(leaf, chosen, collator)
 
 

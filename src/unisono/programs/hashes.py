@@ -31,6 +31,12 @@ def _add(update: Callable[[bytes], object], value: Any, at_most: int) -> None:
         if value.layout == torch.strided:
             flat = value.detach().reshape(-1)
             update(_told(in_rows(flat[:: _stride(flat.numel() * flat.itemsize, at_most)])))
+        elif value.layout == torch.sparse_coo:
+            _add(update, [value._indices(), value._values()], at_most)
+        elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+            _add(update, [value.crow_indices(), value.col_indices(), value.values()], at_most)
+        elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
+            _add(update, [value.ccol_indices(), value.row_indices(), value.values()], at_most)
     elif isinstance(value, (numpy.ndarray, numpy.generic)):
         array = numpy.asarray(value)
         update(f"{array.dtype} {array.shape}".encode())

@@ -80,7 +80,7 @@ class Holder(NamedTuple):
 
     def slot(self, name: Any) -> str:
         """Return the path to one of the values."""
-        if self.kind in (ENTRIES, ITEMS, FROZEN):
+        if self.kind in (ENTRIES, ITEMS, OBJECTS, FROZEN):
             return f"{self.path}[{name!r:.40}]"
         if isinstance(self.names, Mapping):
             return str(self.names.get(name, f"{self.path}.{name}"))
@@ -107,7 +107,7 @@ def same(one: Content, other: Content) -> bool:
 
 def changed_slots(then: Content, now: Content) -> list[Any]:
     """Return the names whose values differ, those that came or went among them."""
-    before, after = dict(_numbered(then)), dict(_numbered(now))
+    before, after = dict(numbered(then)), dict(numbered(now))
     changed = [
         name
         for name in {**before, **after}
@@ -116,7 +116,8 @@ def changed_slots(then: Content, now: Content) -> list[Any]:
     return changed or [one for one, other in zip(then[0], now[0], strict=True) if one != other]
 
 
-def _numbered(content: Content) -> Iterable[tuple[Any, Any]]:
+def numbered(content: Content) -> Iterable[tuple[Any, Any]]:
+    """Return the names of a content's values, or their numbers, with each."""
     names, values = content
     return zip(names, values, strict=True) if names else enumerate(values)
 
@@ -295,6 +296,19 @@ def _put_items(owner: Any, _: Any, content: Content) -> None:
         kind.extend(owner, content[1])
 
 
+def _read_objects(owner: Any, _: Any) -> Content:
+    if owner.size <= _LONG:
+        return (), tuple(owner.flat)
+    step = owner.size // _SAMPLED
+    return (), (owner.size, *(owner.flat[at * step] for at in range(_SAMPLED)))
+
+
+def _put_objects(owner: Any, _: Any, content: Content) -> None:
+    if owner.size <= _LONG:
+        for at, value in enumerate(content[1]):
+            owner.flat[at] = value
+
+
 def _read_elements(owner: Any, _: Any) -> Content:
     return (), (frozenset(owner) if len(owner) <= _LONG else len(owner),)
 
@@ -346,7 +360,8 @@ def _put_hooks(owner: Any, names: Any, content: Content) -> None:
 
 def _read_contents(owner: Any, _: Any) -> Content:
     # Views have the version of what they are views of, so it counts only where bytes are left out.
-    has_version = isinstance(owner, torch.Tensor) and owner.nbytes > _WHOLE
+    is_dense = isinstance(owner, torch.Tensor) and owner.layout is torch.strided
+    has_version = is_dense and owner.nbytes > _WHOLE
     return (), (owner._version if has_version else 0, hashed(owner, _WHOLE))
 
 
@@ -430,6 +445,8 @@ NAMES = Kind("names", _read_names, _put_names)
 FRAME = Kind("variables", _read_frame, _put_frame)
 ENTRIES = Kind("entries", _read_entries, _put_entries)
 ITEMS = Kind("items", _read_items, _put_items)
+OBJECTS = Kind("objects", _read_objects, _put_objects)
+"""Elements of an array of Python's objects."""
 ELEMENTS = Kind("elements", _read_elements, _put_elements)
 HOOKS = Kind("hooks", _read_hooks, _put_hooks)
 TABLE = Kind("table", _read_table, _put_table)

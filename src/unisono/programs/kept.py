@@ -222,7 +222,7 @@ class KeptProgram:
                 key, _, slot = part.partition("\0")
                 place = self._places.get(key)
                 if place is not None and place.is_read_in_passes:
-                    raise _unlike(_path(place.holder, slot), first, rank)
+                    raise _unlike(place.holder.shown(slot), first, rank)
                 self._own.add(part)
 
     # What has changed
@@ -307,7 +307,7 @@ class KeptProgram:
         except Ours:
             return {}
         except (Opaque, RecursionError) as error:
-            raise self._opaque(place, _path(holder, slots[0]), str(error)) from None
+            raise self._opaque(place, holder.shown(slots[0]), str(error)) from None
 
     def _slots(
         self, packer: Packer, place: _Place, slots: list[Any], there: Mapping[str, Any]
@@ -325,7 +325,7 @@ class KeptProgram:
                 if _is_of_process(there[slot]):
                     rest.append(slot)
                     continue
-                raise self._opaque(place, _path(place.holder, slot), str(error)) from None
+                raise self._opaque(place, place.holder.shown(slot), str(error)) from None
         return {"slots": packed, "gone": gone, "rest": rest} if packed or gone or rest else {}
 
     def _opaque(self, place: _Place, path: str, kind: str) -> CheckpointError:
@@ -374,12 +374,12 @@ class KeptProgram:
             return place.content, place.copy if self._may_put_back(place) else None
         if holder.kind is h.POSITION:
             return None, None
-        now = dict(_numbered(holder.read()))
+        now = dict(h.numbered(holder.read()))
         is_by_slot = holder.kind in (*_BY_SLOT, h.TABLE)
         if holder.kind is h.ENTRIES:
             is_by_slot = not self._may_put_back(place) or "slots" in (packed or ())
         if is_by_slot:
-            then = now if holder.kind is h.TABLE else dict(_numbered(place.content))
+            then = now if holder.kind is h.TABLE else dict(h.numbered(place.content))
             kept = {n: now[n] for n in now if n not in self._kept_slots(place, [n])}
             wanted = {n: value for n, value in then.items() if n not in kept} | kept
             packed = packed or {"slots": {}, "gone": [], "rest": []}
@@ -421,15 +421,6 @@ def _kept_apart(value: Any) -> Any:
 def _in_table(layer: nn.Module, name: str) -> Any:
     table, _, name = name.partition(".")
     return vars(layer)[table][name]
-
-
-def _numbered(content: Content) -> Iterable[tuple[Any, Any]]:
-    names, values = content
-    return zip(names, values, strict=True) if names else enumerate(values)
-
-
-def _path(holder: Holder, slot: Any) -> str:
-    return holder.shown(slot)
 
 
 def _is_of_optimizer(key: str) -> bool:

@@ -44,7 +44,6 @@ from unisono.programs.live import live_variables, names_in
 VISITED_AT_MOST = 20_000
 _LONG = 4096  # entries of a container that are walked
 _LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
-_EMPTY = {dict, list, tuple, OrderedDict, set, frozenset, deque}
 _GENERATORS: tuple[Any, ...] = (
     random.Random,
     np.random.Generator,
@@ -187,6 +186,8 @@ class Walk:
             self._note(path, h.ELEMENTS, value, own=is_own)
         elif isinstance(value, tuple):
             yield from ((f"{path}[{at}]", part, is_own) for at, part in enumerate(value[:_LONG]))
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "O":
+            yield from self._hold(path, h.OBJECTS, value, own=is_own)
         elif isinstance(value, h.ARRAYS):
             self._note(path, h.CONTENTS, value, own=is_own)
         elif isinstance(value, (bytearray, array.array, *_OF_C)):

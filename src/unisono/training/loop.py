@@ -39,7 +39,7 @@ from unisono.engine.step.records import PhaseTimers
 from unisono.programs.forked import ForkedCopy
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.kept import KEY, KeptProgram
-from unisono.programs.walk import programs_own
+from unisono.programs.walk import VISITED_AT_MOST, programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
 from unisono.runtime.training_progress import now
@@ -125,6 +125,12 @@ def _watch_program(run: RunContext, plan: LoopPlan) -> None:
         streams = filter(is_stream, [plan.reading.dataset])
         themselves = set(_schedules_in(run.kept.state))
         run.program_kept.watch(passes, between, run.frame, themselves, set(map(id, streams)))
+        if run.program_kept.is_cut:
+            run.say_once(
+                f"the program leads to more than {VISITED_AT_MOST:,} objects: what it changes in "
+                f"those farthest from the model, the loss and the dataset is not kept with the "
+                f"run, so keep what changes in `run.state`"
+            )
         # The run may have been taken up without any.
         kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
         if isinstance(kept, Mapping):
