@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import mmap
+import multiprocessing
 import os
 import queue
 import random
@@ -435,3 +437,37 @@ def test_a_data_set_that_changes_is_read_as_it_is_by_other_processes(when):
         trainer.fit(DataLoader(data, batch_size=8, num_workers=processes), epochs=3)
         digests.add(trainer.digest())
     assert len(digests) == 1
+
+
+class WrittenMeanwhile(Plain):
+    """Has levels in shared memory, which another process raises during each reading."""
+
+    def __init__(self, done):
+        super().__init__()
+        self.number, self.done = multiprocessing.Value("d", 0.0), done
+        self.tensor, self.array = torch.zeros(2).share_memory_(), mmap.mmap(-1, 8)
+
+    def __getitem__(self, index):
+        os.write(self.done, b".")
+        self.number.value += 1.0
+        self.tensor += 1.0
+        self.array[0] += 1
+        return self.inputs[index]
+
+
+def test_a_loader_process_leaves_alone_what_others_write_to_shared_memory():
+    there, done = os.pipe()
+    data = WrittenMeanwhile(done)
+    fetch = fetcher(data)
+    process = multiprocessing.get_context("fork").Process(
+        target=fetch, args=(torch.tensor([5, 3]),)
+    )
+    process.start()
+    process.join(60)
+    os.close(done)
+    num_readings = len(os.read(there, 1000))
+    os.close(there)
+    assert process.exitcode == 0
+    assert num_readings > 3  # each with memory of its own would be put back
+    assert (data.number.value, data.array[0]) == (num_readings, num_readings)
+    assert data.tensor.tolist() == [num_readings] * 2

@@ -16,6 +16,7 @@ time; never again where a sample takes long. Streams cannot be read twice.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import Any
 
 from unisono.data.collating import Collator
 from unisono.errors import LoadingError
-from unisono.programs.account import Account
+from unisono.programs.account import Account, over_shared_memory
 from unisono.programs.hashes import hashed
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen
 from unisono.runtime.device import drawn_so_far
@@ -54,7 +55,7 @@ class SecondReading:
     """Looks at the samples of one process in one loop. Final."""
 
     def __init__(self, collator: Collator) -> None:
-        self._collator = collator
+        self._collator, self._pid = collator, os.getpid()
         self._due_at_s = -math.inf
         self._num_batches = 0
         self._begun: Account | None = None
@@ -128,8 +129,13 @@ class SecondReading:
         return finding
 
     def _look(self) -> Account:
-        self._collator.own.look()
-        return Account(self._collator.own.holders, apart=self._collator.own.apart)
+        own = self._collator.own
+        own.look()
+        apart = own.apart
+        if os.getpid() != self._pid:
+            # In a loader process, putting back would overwrite what the worker has set since.
+            apart = apart | over_shared_memory(own.holders)
+        return Account(own.holders, apart=apart)
 
     def _reading(
         self,

@@ -125,20 +125,45 @@ def fill(there: Any, value: Any) -> None:
 def over_memory_of(state: Iterable[torch.Tensor], holders: Iterable[Holder]) -> set[int]:
     """Return the identities of tensors and arrays that lie in memory of a model's tensors."""
     storages = [each.untyped_storage() for each in state if _has_memory(each)]
-    spans = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages})
+    return _within(
+        {(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages}, holders
+    )
+
+
+def over_shared_memory(holders: Iterable[Holder]) -> set[int]:
+    """Return the identities of what lies in memory that other processes may write to.
+
+    Source: proc_pid_maps(5); on a system without, nothing is found.
+    """
+    spans = set()
+    with suppress(OSError), open("/proc/self/maps") as lines:
+        for line in lines:
+            span, may = line.split(maxsplit=2)[:2]
+            if may[3] == "s":
+                begin, end = (int(each, 16) for each in span.split("-"))
+                spans.add((begin, end))
+    return _within(spans, holders)
+
+
+def _within(spans: Collection[tuple[int, int]], holders: Iterable[Holder]) -> set[int]:
+    ordered = sorted(spans)
     found = set()
     for holder in holders:
-        if holder.kind is h.CONTENTS:
-            at = bisect.bisect(spans, (_address(holder.owner), math.inf)) - 1
-            if at >= 0 and _address(holder.owner) < spans[at][1]:
+        if holder.kind in (h.CONTENTS, h.BYTES):
+            address = _address(holder.owner)
+            at = bisect.bisect(ordered, (address, math.inf)) - 1
+            if at >= 0 and address < ordered[at][1]:
                 found.add(id(holder.owner))
     return found
 
 
 def _address(value: Any) -> int:
-    if isinstance(value, np.ndarray):
-        return int(value.__array_interface__["data"][0])
-    return value.untyped_storage().data_ptr() if _has_memory(value) else 0
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().data_ptr() if _has_memory(value) else 0
+    with suppress(ValueError, TypeError):  # such as an `mmap` that was closed
+        there = value if isinstance(value, np.ndarray) else np.frombuffer(value, np.uint8)
+        return int(there.__array_interface__["data"][0])
+    return 0
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
