@@ -15,21 +15,12 @@ kinds raises :class:`Opaque`.
 
 from __future__ import annotations
 
-import array
-import datetime
-import decimal
-import enum
-import fractions
 import functools
 import hashlib
 import inspect
-import itertools
-import pathlib
 import random
-import re
 import sys
 import types
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -40,28 +31,16 @@ import torch
 from torch import nn
 
 from unisono.programs import holders as h
+from unisono.programs.forms import FORMS, Opaque, is_value
 from unisono.programs.walk import is_of_a_library
 
 Packed = Any
-_VALUES: tuple[Any, ...] = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
-_VALUES += (datetime.datetime, decimal.Decimal, fractions.Fraction, pathlib.Path, pathlib.PurePath)
-_VALUES += (range, slice, itertools.count, itertools.cycle, itertools.repeat, bytearray)
-_ITERATORS: dict[str, Any] = {
-    "iter": iter,
-    "reversed": reversed,
-    "enumerate": enumerate,
-    "zip": zip,
-}
-_FIXED: dict[str, Any] = {"tuple": tuple, "frozenset": frozenset, "Size": torch.Size}
 _BASES = (OrderedDict, Counter, defaultdict, dict, list, deque, set)
 _CLASSES = {"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set"}
 NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # that checkpoints hold
 _IS_HEAP = 1 << 9  # of a class's flags
 _MEMORIES = (torch.Tensor, np.ndarray)
-
-
-class Opaque(Exception):
-    """A value that cannot be carried; says of what kind it is."""
+_OF_C = ("builtin_function_or_method", "method_descriptor")
 
 
 class Ours(Opaque):
@@ -184,53 +163,21 @@ class Packer:
         return [self.pack(value) for value in values]
 
     def _taken_apart(self, value: Any, kind: Any) -> dict[str, Any]:
-        if kind is bytes:
-            return {"@": "bytes", "of": value.hex()}
-        if kind is re.Pattern:
-            return {"@": "pattern", "of": self.pack(value.pattern), "flags": value.flags}
-        if value is ... or value is NotImplemented:
-            return {"@": "constant", "of": repr(value)}
-        if kind is array.array:
-            return {"@": "numbers", "type": value.typecode, "of": value.tobytes().hex()}
-        if kind.__name__ in _FIXED and kind is _FIXED[kind.__name__]:
-            return {"@": kind.__name__, "of": self._each(value)}
-        if kind is complex:
-            return {"@": "complex", "of": [value.real, value.imag]}
-        if isinstance(value, tuple) and not slots_beside(kind):
-            return {"@": "named tuple", "class": self._class(kind), "of": self._each(value)}
-        if isinstance(value, enum.Enum):
-            return {"@": "enum", **_name_of(kind), "member": value.name}
+        for name, form in FORMS.items():
+            if form.fits(value):
+                return {"@": name, "of": self._each(form.parts(value))}
+        if isinstance(value, np.generic):
+            return {"@": "array", "of": value}
         if isinstance(value, _MEMORIES):
             return self._of_memory(value, kind)
-        if isinstance(value, np.generic):
-            return {"@": "number", "of": value}
-        if isinstance(value, (torch.dtype, torch.device)):
-            return {"@": kind.__name__, "of": str(value).removeprefix("torch.")}
-        if isinstance(value, (random.Random, np.random.Generator, torch.Generator)):
-            return self._of_generator(value)
+        if isinstance(value, random.Random):
+            raise Opaque(kind.__name__)
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
-        if isinstance(value, (type, types.BuiltinFunctionType, np.ufunc)):
+        if isinstance(value, (type, np.ufunc)) or kind.__name__ in _OF_C:
             return self._of_name(value)
-        if isinstance(value, types.ModuleType):
-            if sys.modules.get(value.__name__) is value:
-                return {"@": "module", "module": value.__name__}
-        elif isinstance(value, types.MethodType):
-            parts = [self.pack(value.__self__), self.pack(value.__func__)]
-            return {"@": "method", "of": parts}
-        elif isinstance(value, functools.partial):
-            parts = [self.pack(value.func), self.pack(value.args), self.pack(value.keywords)]
-            return {"@": "partial", "of": parts}
-        elif isinstance(value, (staticmethod, classmethod)):
-            return {"@": kind.__name__, "of": self.pack(value.__func__)}
-        elif isinstance(value, weakref.ref):
-            return {"@": "weak", "of": self.pack(value())}
-        elif kind in h.VIEWS:
-            return {"@": "view of a dict", "kind": kind.__name__, "of": self.pack(h.viewed(value))}
-        elif h.is_frozen(kind) or isinstance(value, _VALUES):
-            return self._of_value(value)
-        elif type(value).__name__ in ("builtin_function_or_method", "method_descriptor"):
-            return self._of_name(value)
+        if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+            return {"@": "module", "module": value.__name__}
         return self._of_object(value, kind)
 
     def _of_memory(self, value: Any, kind: Any) -> dict[str, Any]:
@@ -262,16 +209,6 @@ class Packer:
                     memory = tensor.untyped_storage().data_ptr()
                     self._memories.setdefault(memory, []).append((name, tensor))
         return self._memories.get(value.untyped_storage().data_ptr() or -1, [])
-
-    def _of_generator(self, value: Any) -> dict[str, Any]:
-        if isinstance(value, random.Random):
-            if type(value) is not random.Random:
-                raise Opaque(type(value).__name__)
-            return {"@": "random", "of": self.pack(value.getstate())}
-        if isinstance(value, torch.Generator):
-            return {"@": "generator", "of": value.get_state()}
-        bits: Any = value.bit_generator
-        return {"@": "bits", "kind": type(bits).__name__, "of": self.pack(bits.state)}
 
     def _of_function(self, value: types.FunctionType) -> dict[str, Any]:
         with suppress(Opaque):
@@ -308,17 +245,6 @@ class Packer:
         if id(kind) in self._paths:
             return {"@": "at", "path": self._paths[id(kind)]}
         return self._of_name(kind)
-
-    def _of_value(self, value: Any) -> dict[str, Any]:
-        made, arguments, *state = value.__reduce_ex__(4)
-        name = getattr(made, "__name__", "")
-        if _ITERATORS.get(name) is not made:
-            name = _value_name(made) if isinstance(made, type) else ""
-        if not name:
-            raise Opaque(type(value).__name__)
-        of = self._each(arguments)  # first, as they are put together first
-        rest = self.pack(state[0]) if state and state[0] is not None else None
-        return {"@": "value", "made": name, "of": of, "state": rest}
 
     def _of_object(self, value: Any, kind: Any) -> dict[str, Any]:
         base = _layout_of(kind)
@@ -373,65 +299,24 @@ class Unpacker:
         return [self.unpack(part) for part in packed]
 
     def _value(self, mark: str, packed: dict[str, Any]) -> Any:
-        of = packed.get("of")
-        if mark == "bytes":
-            return bytes.fromhex(of)  # type: ignore[arg-type]
-        if mark == "pattern":
-            return re.compile(self.unpack(of), packed["flags"])
-        if mark == "constant":
-            return {"Ellipsis": ..., "NotImplemented": NotImplemented}[str(of)]
-        if mark == "numbers":
-            return array.array(packed["type"], bytes.fromhex(of))  # type: ignore[arg-type]
-        if mark in _FIXED:
-            return _FIXED[mark](self._each(of))  # type: ignore[arg-type]
-        if mark == "complex":
-            return complex(*of)  # type: ignore[misc]
-        if mark == "named tuple":
-            kind = self.unpack(packed["class"])
-            if not (isinstance(kind, type) and issubclass(kind, tuple)):
-                raise ValueError(kind)
-            return tuple.__new__(kind, self._each(of))  # type: ignore[arg-type]
-        if mark == "enum":
-            return self._known.named(packed["module"], packed["name"])[packed["member"]]
-        if mark in ("array", "number"):
+        of: Any = packed.get("of")
+        if mark in FORMS:
+            return FORMS[mark].make(*self._each(of))
+        if mark == "array":
             return of
         if mark == "tensor":
             return self._tensor(packed)
         if mark == "view":
-            tensor, (shape, stride, offset) = self._known.tensor(packed["name"]).detach(), of  # type: ignore[misc]
+            tensor, (shape, stride, offset) = self._known.tensor(packed["name"]).detach(), of
             return tensor.as_strided(shape, stride, tensor.storage_offset() + offset)
-        if mark == "dtype":
-            found = getattr(torch, str(of))
-            if not isinstance(found, torch.dtype):
-                raise ValueError(of)
-            return found
-        if mark == "device":
-            return torch.device(str(of))
-        if mark in ("random", "generator", "bits"):
-            return self._generator(mark, packed)
         if mark == "name":
             return self._known.named(packed["module"], packed["name"])
         if mark == "module":
-            found = sys.modules[packed["module"]]
             if packed["module"].split(".")[-1] not in self._known.names:
                 raise Opaque(packed["module"])
-            return found
+            return sys.modules[packed["module"]]
         if mark == "function":
             return self._function(packed)
-        if mark in ("staticmethod", "classmethod"):
-            return {"staticmethod": staticmethod, "classmethod": classmethod}[mark](self.unpack(of))
-        if mark == "view of a dict":
-            kinds = {kind.__name__: make for kind, make in h.VIEWS.items()}
-            return kinds[packed["kind"]](self.unpack(of))
-        if mark == "weak":
-            return weakref.ref(self.unpack(of))
-        if mark == "value":
-            return self._of_value(packed)
-        if mark in ("method", "partial"):
-            first, second, *more = self._each(of)  # type: ignore[arg-type]
-            if mark == "method":
-                return types.MethodType(second, first)
-            return functools.partial(first, *second, **more[0])
         raise ValueError(mark)
 
     def _tensor(self, packed: dict[str, Any]) -> torch.Tensor:
@@ -441,20 +326,6 @@ class Unpacker:
         if packed["is_parameter"]:
             return nn.Parameter(tensor, requires_grad=packed["needs"])
         return tensor.requires_grad_(packed["needs"]) if packed["needs"] else tensor
-
-    def _generator(self, mark: str, packed: dict[str, Any]) -> Any:
-        if mark == "random":
-            made = random.Random(0)
-            made.setstate(self.unpack(packed["of"]))
-            return made
-        if mark == "generator":
-            generator = torch.Generator()
-            generator.set_state(packed["of"])
-            return generator
-        kinds = {each.__name__: each for each in np.random.BitGenerator.__subclasses__()}
-        bits = kinds[packed["kind"]](0)
-        bits.state = self.unpack(packed["of"])
-        return np.random.Generator(bits)
 
     def _function(self, packed: dict[str, Any]) -> types.FunctionType:
         code, module = self._known.code(packed["code"]), sys.modules.get(packed["module"])
@@ -470,16 +341,6 @@ class Unpacker:
         made.__kwdefaults__ = self.unpack(packed["keywords"])
         made.__dict__.update(self.unpack(packed["attributes"]))
         return made
-
-    def _of_value(self, packed: dict[str, Any]) -> Any:
-        name = packed["made"]
-        make = _ITERATORS.get(name) or next((v for v in _VALUES if _value_name(v) == name), None)
-        if make is None:
-            raise Opaque(name)
-        value = make(*self._each(packed["of"]))
-        if packed["state"] is not None:
-            value.__setstate__(self.unpack(packed["state"]))
-        return value
 
     def _object(self, packed: dict[str, Any]) -> Any:
         bases = {each.__name__: each for each in (*_BASES, object)}
@@ -512,21 +373,6 @@ class Unpacker:
         for name, part in packed.get("slots", ()):
             object.__setattr__(made, name, self.unpack(part))
         return made
-
-
-def slots_beside(kind: Any) -> bool:
-    """Return whether objects of a class of tuples have attributes."""
-    return bool(kind.__dictoffset__)
-
-
-def is_value(value: Any) -> bool:
-    """Return whether something is made anew where it has changed, as it cannot be changed back."""
-    return h.is_frozen(type(value)) or isinstance(value, _VALUES)
-
-
-def _value_name(kind: Any) -> str:
-    of_paths = [each for each in (pathlib.Path, pathlib.PurePath) if issubclass(kind, each)]
-    return next((str(each.__name__) for each in _VALUES if each in (kind, *of_paths)), "")
 
 
 def _name_of(value: Any) -> dict[str, str]:

@@ -31,7 +31,8 @@ from torch.utils._pytree import tree_map
 from unisono.errors import CheckpointError, MismatchError
 from unisono.programs import holders as h
 from unisono.programs.account import Account, ChangedPlace, fill, over_memory_of
-from unisono.programs.carry import Known, Opaque, Ours, Packer, Unpacker, is_value
+from unisono.programs.carry import Known, Ours, Packer, Unpacker
+from unisono.programs.forms import Opaque, is_value
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
 from unisono.programs.walk import Walk, is_of_a_library

@@ -1,0 +1,186 @@
+"""Values that are made anew from a few parts, and how each kind is taken apart and put together.
+
+What has to stay the same object (a list, an object with attributes, a function) is not here, but in
+``carry.py``, which looks through this table first.
+"""
+
+from __future__ import annotations
+
+import array
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import itertools
+import pathlib
+import random
+import re
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from unisono.programs import holders as h
+
+
+class Opaque(Exception):
+    """A value that cannot be carried; says of what kind it is."""
+
+
+class Form(NamedTuple):
+    """One kind of values.
+
+    Attributes:
+        fits: whether a value is of this kind.
+        parts: what it is made of, to be taken apart in turn.
+        make: makes it of them again; raises LookupError, TypeError or ValueError.
+    """
+
+    fits: Callable[[Any], bool]
+    parts: Callable[[Any], Iterable[Any]]
+    make: Callable[..., Any]
+
+
+_VALUES: tuple[Any, ...] = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
+_VALUES += (datetime.datetime, decimal.Decimal, fractions.Fraction, pathlib.Path, pathlib.PurePath)
+_VALUES += (range, slice, itertools.count, itertools.cycle, itertools.repeat, bytearray)
+_ITERATORS: dict[str, Any] = {
+    "iter": iter,
+    "reversed": reversed,
+    "enumerate": enumerate,
+    "zip": zip,
+}
+
+
+def is_value(value: Any) -> bool:
+    """Return whether something is made anew where it has changed, as it cannot be changed back."""
+    return h.is_frozen(type(value)) or isinstance(value, _VALUES)
+
+
+def _exactly(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind
+
+
+def _a(*kinds: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and not type(value).__dictoffset__
+
+
+def _named_tuple(kind: Any, *parts: Any) -> Any:
+    if not (isinstance(kind, type) and issubclass(kind, tuple)):
+        raise ValueError(kind)
+    return tuple.__new__(kind, parts)
+
+
+def _member(kind: Any, name: str) -> Any:
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
+        raise ValueError(kind)
+    return kind[name]
+
+
+def _dtype(name: str) -> Any:
+    if not isinstance(found := getattr(torch, name), torch.dtype):
+        raise ValueError(name)
+    return found
+
+
+def _random(state: Any) -> random.Random:
+    made = random.Random(0)
+    made.setstate(state)
+    return made
+
+
+def _generator(state: torch.Tensor) -> torch.Generator:
+    made = torch.Generator()
+    made.set_state(state)
+    return made
+
+
+def _parts_of_bits(value: Any) -> tuple[Any, ...]:
+    bits = value.bit_generator
+    return type(bits).__name__, bits.state
+
+
+def _bits(name: str, state: Any) -> np.random.Generator:
+    kinds = {each.__name__: each for each in np.random.BitGenerator.__subclasses__()}
+    bits = kinds[name](0)
+    bits.state = state
+    return np.random.Generator(bits)
+
+
+def _view(name: str, of: Any) -> Any:
+    return {kind.__name__: make for kind, make in h.VIEWS.items()}[name](of)
+
+
+def _parts_of_value(value: Any) -> tuple[Any, ...]:
+    made, arguments, *state = value.__reduce_ex__(4)
+    name = getattr(made, "__name__", "")
+    if _ITERATORS.get(name) is not made:
+        name = _value_name(made) if isinstance(made, type) else ""
+    if not name:
+        raise Opaque(type(value).__name__)
+    return name, *arguments, state[0] if state else None
+
+
+def _value(name: str, *rest: Any) -> Any:
+    make = _ITERATORS.get(name) or next((v for v in _VALUES if _value_name(v) == name), None)
+    if make is None:
+        raise ValueError(name)
+    *arguments, state = rest
+    value = make(*arguments)
+    if state is not None:
+        value.__setstate__(state)
+    return value
+
+
+def _value_name(kind: Any) -> str:
+    of_paths = [each for each in (pathlib.Path, pathlib.PurePath) if issubclass(kind, each)]
+    return next((str(each.__name__) for each in _VALUES if each in (kind, *of_paths)), "")
+
+
+FORMS = {
+    "bytes": Form(_exactly(bytes), lambda v: [v.hex()], bytes.fromhex),
+    "pattern": Form(_a(re.Pattern), lambda v: [v.pattern, v.flags], re.compile),
+    "constant": Form(
+        lambda v: v is ... or v is NotImplemented,
+        lambda v: [repr(v)],
+        {"Ellipsis": ..., "NotImplemented": NotImplemented}.__getitem__,
+    ),
+    "numbers": Form(
+        _exactly(array.array),
+        lambda v: [v.typecode, v.tobytes()],
+        array.array,
+    ),
+    "tuple": Form(_exactly(tuple), tuple, lambda *parts: parts),
+    "frozenset": Form(_exactly(frozenset), tuple, lambda *parts: frozenset(parts)),
+    "Size": Form(_exactly(torch.Size), tuple, lambda *parts: torch.Size(parts)),
+    "complex": Form(_exactly(complex), lambda v: [v.real, v.imag], complex),
+    "named tuple": Form(_is_named_tuple, lambda v: [type(v), *v], _named_tuple),
+    "enum": Form(_a(enum.Enum), lambda v: [type(v), v.name], _member),
+    "dtype": Form(_a(torch.dtype), lambda v: [str(v).removeprefix("torch.")], _dtype),
+    "device": Form(_a(torch.device), lambda v: [str(v)], torch.device),
+    "random": Form(_exactly(random.Random), lambda v: [v.getstate()], _random),
+    "generator": Form(_a(torch.Generator), lambda v: [v.get_state()], _generator),
+    "bits": Form(_a(np.random.Generator), _parts_of_bits, _bits),
+    "method": Form(_a(types.MethodType), lambda v: [v.__func__, v.__self__], types.MethodType),
+    "partial": Form(
+        _a(functools.partial),
+        lambda v: [v.func, v.args, v.keywords],
+        lambda function, arguments, keywords: functools.partial(function, *arguments, **keywords),
+    ),
+    "staticmethod": Form(_a(staticmethod), lambda v: [v.__func__], staticmethod),
+    "classmethod": Form(_a(classmethod), lambda v: [v.__func__], classmethod),
+    "weak": Form(_a(weakref.ref), lambda v: [v()], weakref.ref),
+    "view of a dict": Form(
+        lambda v: type(v) in h.VIEWS, lambda v: [type(v).__name__, h.viewed(v)], _view
+    ),
+    "value": Form(is_value, _parts_of_value, _value),
+}
+"""By name; the first that fits counts."""
