@@ -33,7 +33,7 @@ def make(*callbacks, **options):
     return unisono.Trainer(model, optimizer, options.pop("loss"), callbacks=callbacks, **options)
 
 
-class Notes(threading.local, collections.UserList):
+class Notes(collections.UserList, threading.Event):
     """A list that does not go back with the run, as it belongs to the process."""
 
     def __reduce__(self):

@@ -31,6 +31,16 @@ class ChangedPlace(NamedTuple):
         """The paths to the values."""
         return [self.holder.shown(slot) for slot in self.slots]
 
+    def numbers(self) -> list[str]:
+        """Return the paths to numbers and tensors among them that are the program's own."""
+        if self.holder.is_of_library:
+            return []
+        there = dict(h.numbered(self.holder.read()))
+        slots = [s for s in self.slots if isinstance(there.get(s), (int, float, *h.ARRAYS))]
+        if self.holder.kind is h.CONTENTS or (slots and self.holder.kind is h.ITEMS):
+            return [self.holder.path]
+        return [self.holder.shown(slot) for slot in slots]
+
 
 class Account:
     """The contents of some places now. Final.
@@ -117,7 +127,8 @@ def _copied(value: Any) -> Any:
 def fill(there: Any, value: Any) -> None:
     """Copy the elements of a tensor or an array into another one."""
     if isinstance(there, torch.Tensor):
-        there.detach().copy_(value)
+        with torch.no_grad():  # `detach` makes a sparse tensor another one
+            there.copy_(value)
     elif isinstance(there, np.ndarray):
         there[...] = value
 

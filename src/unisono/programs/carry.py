@@ -22,7 +22,7 @@ import random
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -31,15 +31,15 @@ import torch
 from torch import nn
 
 from unisono.programs import holders as h
-from unisono.programs.forms import FORMS, Opaque, is_value
+from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value
 from unisono.programs.walk import is_of_a_library
 
 Packed = Any
 _BASES = (OrderedDict, Counter, defaultdict, dict, list, deque, set)
 _CLASSES = {"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set"}
-NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # that checkpoints hold
 _IS_HEAP = 1 << 9  # of a class's flags
 _MEMORIES = (torch.Tensor, np.ndarray)
+_OF_LAYOUT = ("__dict__", "__weakref__")
 _OF_C = ("builtin_function_or_method", "method_descriptor")
 
 
@@ -57,7 +57,12 @@ class Known:
         self, things: Mapping[str, Any], names: set[str], tensors: Callable[[], Mapping[str, Any]]
     ) -> None:
         self.things, self.names = things, names
-        self._tensors = tensors
+        self._tensors, self._then = tensors, dict(tensors())
+
+    @functools.cached_property
+    def _kinds(self) -> set[int]:
+        """The classes that objects of the program have already."""
+        return {id(type(thing)) for thing in self.things.values()}
 
     @functools.cached_property
     def _codes(self) -> dict[str, types.CodeType]:
@@ -94,17 +99,30 @@ class Known:
             found = found.__func__
         is_allowed = not is_of_a_library(module) or name.split(".")[0] in self.names
         is_allowed |= module == "builtins" and name in _CLASSES
+        is_allowed |= id(found) in self._kinds
         if found is None or not (is_allowed or _is_of_torch(found)):
             raise Opaque(f"{module}.{name}")
         return found
 
     def tensor(self, name: str) -> Any:
-        """Return one of the model's tensors."""
-        return self._tensors()[name]
+        """Return one of the model's tensors, by the name that it had when all was looked at."""
+        now = self._tensors()
+        return now[name] if name in now else self._then[name]
+
+    def names_of_tensors(self) -> dict[int, str]:
+        """Return those names by identity; what was registered since has none."""
+        then = {id(tensor): name for name, tensor in self._then.items()}
+        now = {id(tensor): name for name, tensor in self._tensors().items() if self._is_known(name)}
+        return now | then
 
     def tensors(self) -> Mapping[str, Any]:
-        """Return all of the model's tensors."""
-        return self._tensors()
+        """Return the model's tensors by those names."""
+        now = {name: one for name, one in self._tensors().items() if self._is_known(name)}
+        return {**self._then, **now}
+
+    def _is_known(self, name: str) -> bool:
+        """Return whether another process has it; optimizers make their state as they step."""
+        return name in self._then or name.startswith("optimizer ")
 
 
 def _is_of_torch(found: Any) -> bool:
@@ -136,7 +154,7 @@ class Packer:
     def __init__(self, known: Known) -> None:
         self._known = known
         self._paths = {id(thing): path for path, thing in known.things.items()}
-        self._of_model = {id(tensor): name for name, tensor in known.tensors().items()}
+        self._of_model = known.names_of_tensors()
         self._numbers: dict[int, int] = {}
         self._memories: dict[int, list[tuple[str, torch.Tensor]]] = {}
         self._kept: list[Any] = []  # so that no other gets its `id`
@@ -146,6 +164,8 @@ class Packer:
         kind = type(value)
         if kind in (type(None), bool, int, float, str):
             return value
+        if kind in h.SUSPENDABLE and h.gives_steps(value):
+            raise Ours("the steps")
         if not inside:
             if id(value) in self._of_model:
                 return {"@": "model", "name": self._of_model[id(value)]}
@@ -162,6 +182,17 @@ class Packer:
     def _each(self, values: Any) -> list[Packed]:
         return [self.pack(value) for value in values]
 
+    def keys(self, keys: Iterable[Any]) -> list[Packed]:
+        """Take keys of a dict apart: a number may be the `id` of something, another elsewhere."""
+        return [self._key(key) for key in keys]
+
+    def _key(self, key: Any) -> Packed:
+        if type(key) is int and key in self._of_model:
+            return {"@": "id", "of": {"@": "model", "name": self._of_model[key]}}
+        if type(key) is int and key in self._paths:
+            return {"@": "id", "of": {"@": "at", "path": self._paths[key]}}
+        return self.pack(key)
+
     def _taken_apart(self, value: Any, kind: Any) -> dict[str, Any]:
         for name, form in FORMS.items():
             if form.fits(value):
@@ -174,6 +205,8 @@ class Packer:
             raise Opaque(kind.__name__)
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
+        if isinstance(value, types.CodeType) and self._known.code(_key(value)) is not None:
+            return {"@": "code", "code": _key(value)}
         if isinstance(value, (type, np.ufunc)) or kind.__name__ in _OF_C:
             return self._of_name(value)
         if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
@@ -254,7 +287,7 @@ class Packer:
         if kind not in (object, *_BASES):
             packed["class"] = self._class(kind)
         if isinstance(value, dict):
-            packed["items"] = [[self.pack(k), self.pack(v)] for k, v in dict.items(value)]
+            packed["items"] = [[self._key(k), self.pack(v)] for k, v in dict.items(value)]
             if isinstance(value, defaultdict):
                 packed["factory"] = self.pack(value.default_factory)
         elif isinstance(value, (list, deque, set)):
@@ -266,7 +299,9 @@ class Packer:
             packed["attributes"] = [[name, self.pack(part)] for name, part in attributes.items()]
         if names := h.slots_of(kind):
             slots = zip(*h.SLOTS.read(value, names), strict=True)
-            packed["slots"] = [[name, self.pack(part)] for name, part in slots if name[:2] != "__"]
+            packed["slots"] = [
+                [name, self.pack(part)] for name, part in slots if name not in _OF_LAYOUT
+            ]
         return packed
 
 
@@ -304,6 +339,8 @@ class Unpacker:
             return FORMS[mark].make(*self._each(of))
         if mark == "array":
             return of
+        if mark == "id":
+            return id(self.unpack(of))
         if mark == "tensor":
             return self._tensor(packed)
         if mark == "view":
@@ -317,6 +354,8 @@ class Unpacker:
             return sys.modules[packed["module"]]
         if mark == "function":
             return self._function(packed)
+        if mark == "code" and (code := self._known.code(packed["code"])) is not None:
+            return code
         raise ValueError(mark)
 
     def _tensor(self, packed: dict[str, Any]) -> torch.Tensor:

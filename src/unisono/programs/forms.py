@@ -13,6 +13,7 @@ import enum
 import fractions
 import functools
 import itertools
+import operator
 import pathlib
 import random
 import re
@@ -48,6 +49,8 @@ class Form(NamedTuple):
 _VALUES: tuple[Any, ...] = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
 _VALUES += (datetime.datetime, decimal.Decimal, fractions.Fraction, pathlib.Path, pathlib.PurePath)
 _VALUES += (range, slice, itertools.count, itertools.cycle, itertools.repeat, bytearray)
+NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # that checkpoints hold
+_VALUES += (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _ITERATORS: dict[str, Any] = {
     "iter": iter,
     "reversed": reversed,
@@ -115,6 +118,37 @@ def _bits(name: str, state: Any) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
+def _is_of_records(value: Any) -> bool:
+    """Return whether an array has elements that are no plain numbers, but no objects either."""
+    is_array = type(value) is np.ndarray and value.dtype.name not in NUMBERS
+    return is_array and not value.dtype.hasobject
+
+
+def _parts_of_records(value: Any) -> tuple[Any, ...]:
+    kind = value.dtype.descr if value.dtype.names else value.dtype.str
+    return kind, value.shape, value.tobytes()
+
+
+def _records(kind: Any, shape: Any, data: bytes) -> Any:
+    return np.frombuffer(data, np.dtype(kind)).reshape(shape).copy()
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
+
+
+def _parts_of_sparse(value: Any) -> tuple[Any, ...]:
+    return value._indices(), value._values(), value.shape
+
+
+def _sparse(places: Any, values: Any, shape: Any) -> torch.Tensor:
+    return torch.sparse_coo_tensor(places, values, shape, check_invariants=False)
+
+
+def _weak(to: Any) -> Any:
+    return weakref.ref(set() if to is None else to)  # of None: to what is gone
+
+
 def _view(name: str, of: Any) -> Any:
     return {kind.__name__: make for kind, make in h.VIEWS.items()}[name](of)
 
@@ -165,6 +199,11 @@ FORMS = {
     "named tuple": Form(_is_named_tuple, lambda v: [type(v), *v], _named_tuple),
     "enum": Form(_a(enum.Enum), lambda v: [type(v), v.name], _member),
     "dtype": Form(_a(torch.dtype), lambda v: [str(v).removeprefix("torch.")], _dtype),
+    "numpy dtype": Form(
+        lambda v: isinstance(v, np.dtype) and not v.names, lambda v: [v.str], np.dtype
+    ),
+    "records": Form(_is_of_records, _parts_of_records, _records),
+    "sparse": Form(_is_sparse, _parts_of_sparse, _sparse),
     "device": Form(_a(torch.device), lambda v: [str(v)], torch.device),
     "random": Form(_exactly(random.Random), lambda v: [v.getstate()], _random),
     "generator": Form(_a(torch.Generator), lambda v: [v.get_state()], _generator),
@@ -177,7 +216,7 @@ FORMS = {
     ),
     "staticmethod": Form(_a(staticmethod), lambda v: [v.__func__], staticmethod),
     "classmethod": Form(_a(classmethod), lambda v: [v.__func__], classmethod),
-    "weak": Form(_a(weakref.ref), lambda v: [v()], weakref.ref),
+    "weak": Form(_a(weakref.ref), lambda v: [v()], _weak),
     "view of a dict": Form(
         lambda v: type(v) in h.VIEWS, lambda v: [type(v).__name__, h.viewed(v)], _view
     ),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import decimal
 import functools
 import gc
 import operator
@@ -22,14 +23,17 @@ import os
 import random
 import re
 import sys
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from unisono.programs.hashes import hashed
 
@@ -140,8 +144,9 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """Return the dict of an object's attributes; None if it has none."""
+    read = threading.local if isinstance(value, threading.local) else object
     try:
-        attributes = object.__getattribute__(value, "__dict__")
+        attributes = read.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
     return attributes if isinstance(attributes, dict) else None
@@ -232,6 +237,32 @@ def _put_names(owner: Any, names: Any, content: Content) -> None:
             _space(owner)[name] = wanted[name]
 
 
+def _read_patched(owner: Any, names: Any) -> Content:
+    """Read what a module or a class of a library has by names that a program's code has, too."""
+    space = vars(owner)
+    there = [name for name in names if name in space]
+    return tuple(there), tuple(space[name] for name in there)
+
+
+def _put_patched(owner: Any, names: Any, content: Content) -> None:
+    now, wanted = _read_patched(owner, names), dict(zip(*content, strict=True))
+    for name in changed_slots(content, now):
+        if name in wanted:
+            setattr(owner, name, wanted[name])
+
+
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _read_function(owner: Any, _: Any) -> Content:
+    return _OF_FUNCTIONS, tuple(getattr(owner, name) for name in _OF_FUNCTIONS)
+
+
+def _put_function(owner: Any, _: Any, content: Content) -> None:
+    for name, value in zip(*content, strict=True):
+        setattr(owner, name, value)
+
+
 def _delete(owner: Any, name: str) -> None:
     del _space(owner)[name]
 
@@ -261,7 +292,7 @@ def _base(owner: Any) -> Any:
 
 def _is_ours(value: Any) -> bool:
     """Return whether a value is a hook of ours, which comes and goes by itself."""
-    module = getattr(value, "__module__", None)
+    module = getattr(getattr(value, "func", value), "__module__", None)
     return isinstance(module, str) and module.startswith("unisono.") and callable(value)
 
 
@@ -355,6 +386,106 @@ def _put_hooks(owner: Any, names: Any, content: Content) -> None:
             _put_entries(vars(owner)[name], None, (keys, values))
 
 
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _read_tensor(owner: Any, _: Any) -> Content:
+    """Read the attributes and the hooks of a tensor, whatever its elements are."""
+    hooks = tuple(_hooks_in(getattr(owner, name) or {}) for name in _TENSOR_HOOKS)
+    table = vars(owner)
+    return (*table, *_TENSOR_HOOKS), (*table.values(), *hooks)
+
+
+def _put_tensor(owner: Any, _: Any, content: Content) -> None:
+    wanted, table = dict(zip(*content, strict=True)), vars(owner)
+    for name in _TENSOR_HOOKS:
+        hooks = wanted.pop(name)
+        if hooks and not getattr(owner, name):
+            setattr(owner, name, OrderedDict())
+        if getattr(owner, name) is not None:
+            keys, values = tuple(key for key, _ in hooks), tuple(value for _, value in hooks)
+            _put_entries(getattr(owner, name), None, (keys, values))
+    table.clear()
+    table.update(wanted)
+
+
+# What is one value
+
+
+def _read_context(owner: Any, _: Any) -> Content:
+    """Read a context variable."""
+    try:
+        return (), (owner.get(),)
+    except LookupError:
+        return (), ()
+
+
+def _put_context(owner: Any, _: Any, content: Content) -> None:
+    for value in content[1]:
+        owner.set(value)
+
+
+_ENVIRONMENT = "os.environ "
+_OF_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # a worker's own
+
+
+def _read_settings(owner: Any, names: Any) -> Content:
+    there = [name for name in names if name in os.environ and name not in _OF_PLACE]
+    variables = {f"{_ENVIRONMENT}{name}": os.environ[name] for name in there}
+    settings = {name: get() for name, (get, _) in owner.items()}
+    return (*settings, *variables), (*settings.values(), *variables.values())
+
+
+def _put_settings(owner: Any, names: Any, content: Content) -> None:
+    now, wanted = _read_settings(owner, names), dict(zip(*content, strict=True))
+    for name in changed_slots(content, now):
+        variable = name.removeprefix(_ENVIRONMENT)
+        if name in owner:
+            owner[name][1](wanted[name])
+        elif name in wanted:
+            os.environ[variable] = wanted[name]
+        else:
+            os.environ.pop(variable, None)
+
+
+def bare(name: str) -> str:
+    """Return how a program's code names a variable of the environment, or anything else."""
+    return name.removeprefix(_ENVIRONMENT)
+
+
+def has_all_names(holder: Holder) -> bool:
+    """Return whether all names in a place count, as they do of a program's class."""
+    return holder.kind is NAMES and isinstance(holder.owner, type)
+
+
+def _set_decimal(value: Any) -> None:
+    context = decimal.getcontext()
+    context.prec, context.rounding = value
+
+
+SETTINGS_OF_PROCESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "decimal.getcontext()": (
+        lambda: (decimal.getcontext().prec, decimal.getcontext().rounding),
+        _set_decimal,
+    ),
+    "numpy.geterr()": (lambda: tuple(np.geterr().items()), lambda now: np.seterr(**dict(now))),
+    "os.getcwd()": (os.getcwd, os.chdir),
+    "sys.getrecursionlimit()": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "torch.utils.hooks.RemovableHandle.next_id": (
+        lambda: RemovableHandle.next_id,
+        partial(setattr, RemovableHandle, "next_id"),
+    ),
+    "torch.get_default_dtype()": (torch.get_default_dtype, torch.set_default_dtype),
+}
+"""What the process has once, by how a program asks for it: how it is read, and how it is set."""
+HOOKS_OF_ALL = {
+    name: table
+    for name, table in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(table, dict)
+}
+"""Hooks of all modules, by the names of torch's tables."""
+
+
 # What has no parts: the content is a fingerprint
 
 
@@ -402,10 +533,14 @@ def _put_cache(owner: Any, _: Any, content: Content) -> None:
 
 
 def _read_drawn(owner: Any, _: Any) -> Content:
-    """Read how far a generator of random numbers has come."""
-    if isinstance(owner, random.Random):
-        return (), (hash(random.Random.getstate(owner)),)
-    return (), (hashed(state_of(owner)),)
+    return (), (drawn_by(owner),)
+
+
+def drawn_by(generator: Any) -> int | str:
+    """Hash how far a generator of random numbers has come."""
+    if isinstance(generator, random.Random):
+        return hash(random.Random.getstate(generator))
+    return hashed(state_of(generator))
 
 
 def state_of(generator: Any) -> Any:
@@ -422,8 +557,23 @@ def _read_position(owner: Any, _: Any) -> Content:
     return (), (os.lseek(owner.fileno(), 0, os.SEEK_CUR),)
 
 
-def _read_suspended(owner: types.GeneratorType[Any, Any, Any], _: Any) -> Content:
-    frame = owner.gi_frame
+SUSPENDABLE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
+def frame_of(suspended: Any) -> types.FrameType | None:
+    """Return the frame of a generator or a coroutine; None: it has ended."""
+    names = ("gi_frame", "cr_frame", "ag_frame")
+    return next((getattr(suspended, name) for name in names if hasattr(suspended, name)), None)
+
+
+def gives_steps(suspended: Any) -> bool:
+    """Return whether a generator is this package's, which gives a loop's steps."""
+    frame = frame_of(suspended)
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("unisono.")
+
+
+def _read_suspended(owner: Any, _: Any) -> Content:
+    frame = frame_of(owner)
     if frame is None:
         return (), (-1,)
     return ("", *frame.f_locals), (frame.f_lasti, *frame.f_locals.values())
@@ -448,6 +598,12 @@ ITEMS = Kind("items", _read_items, _put_items)
 OBJECTS = Kind("objects", _read_objects, _put_objects)
 """Elements of an array of Python's objects."""
 ELEMENTS = Kind("elements", _read_elements, _put_elements)
+PATCHED = Kind("names of a library", _read_patched, _put_patched)
+FUNCTION = Kind("function", _read_function, _put_function)
+TENSOR = Kind("tensor", _read_tensor, _put_tensor)
+"""What a tensor has beside its elements."""
+CONTEXT = Kind("context", _read_context, _put_context)
+SETTINGS = Kind("settings", _read_settings, _put_settings)
 HOOKS = Kind("hooks", _read_hooks, _put_hooks)
 TABLE = Kind("table", _read_table, _put_table)
 """Parameters or buffers of a layer, whose values are kept elsewhere: only their names count."""
@@ -461,7 +617,7 @@ SUSPENDED = Kind("suspended", _read_suspended)
 FROZEN = Kind("frozen", _read_frozen)
 LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
 """Kinds of places that lead to no other."""
-_WHOLES = {ELEMENTS, CONTENTS, BYTES, CACHE, SUSPENDED, TABLE, DRAWN, POSITION, FILE}
+_WHOLES = {CONTEXT, ELEMENTS, CONTENTS, BYTES, CACHE, SUSPENDED, TABLE, DRAWN, POSITION, FILE}
 _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))

@@ -35,7 +35,7 @@ from unisono.programs.carry import Known, Ours, Packer, Unpacker
 from unisono.programs.forms import Opaque, is_value
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
-from unisono.programs.walk import Walk, is_of_a_library
+from unisono.programs.walk import Walk, is_of_a_library, is_of_process
 from unisono.runtime.device import bytes_of, on_host
 from unisono.runtime.workers.team import Team
 
@@ -43,10 +43,21 @@ OPTIMIZER = "the optimizer"
 KEY = "unisono.program"
 """Where it is in a run's state, under a name that no program takes."""
 
-_MALFORMED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError, Opaque)
-_BY_SLOT = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
+_NOT_KEPT_LINE = (
+    "{} has changed since the loop began, and is not kept with the run: a worker that joins and a "
+    "resumed run begin with what the program makes"
+)
+_ALONE_LINE = (
+    "`{}` differs from worker to worker, as times do, so all that is in it is each worker's own, "
+    "and a worker that joins begins without"
+)
+_MALFORMED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, Opaque)
+_BY_SLOT: tuple[h.Kind, ...] = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
+_BY_SLOT += (h.PATCHED, h.FUNCTION, h.TENSOR, h.SETTINGS)
 _NOT_KEPT = (h.CACHE,)
+_BY_WALK = (h.NAMES, h.PATCHED, h.FRAME, h.SETTINGS)  # which names count, the walk says
 _MORE = "*"  # of a container: whatever comes into it
+_OF_PYTHON = ("builtins", "itertools", "collections")
 _GROW = (h.ENTRIES, h.ITEMS, h.ELEMENTS)
 
 
@@ -85,31 +96,39 @@ class KeptProgram:
         self._drawn_now: Callable[[], Any] = list
         self._own: set[str] = set()  # slots that differ from worker to worker
         self._stored: set[tuple[int, str, str]] = set()  # slots that passes write
+        self._saving: set[int] = set()  # callbacks with a state of their own
+        self._left: dict[str, Any] = {}  # of libraries, by path
+        self._alone = set[str]()  # what differs from worker to worker, and is no plain value
+        self._left_at_first: dict[str, Any] = {}  # likewise, as `on_begin` made it
         self.is_cut = False
 
     def watch(
         self,
         passes: Mapping[str, Any],
         between: Mapping[str, Any],
-        loop: FrameType | None,
+        loops: Iterable[FrameType],
         themselves: Collection[int] = (),
         apart: Collection[int] = (),
     ) -> None:
         """Note what all is like that some objects lead to, before anything is put back.
 
-        `passes`: what passes read; `between`: what runs between steps alone; `loop`: the frame of
-        a loop of the program's own; `themselves`: identities of objects whose attributes are
+        `passes`: what passes read; `between`: what runs between steps alone; `loops`: frames
+        of a loop of the program's own; `themselves`: identities of objects whose attributes are
         saved elsewhere; `apart`: those of objects that are not looked at.
         """
         self._after = None
         self._run_state_then = dict(self._run_state)
         state = self._tensors().values()
-        layers = set(map(id, self._model.modules()))
-        walk = Walk(passes, {*map(id, state), *apart}, layers, themselves)
+        optimizers = (one for one in between.values() if isinstance(one, torch.optim.Optimizer))
+        layers = {id(one) for one in (*self._model.modules(), *optimizers)}
+        saving = {id(one) for one in between.values() if hasattr(one, "load_state_dict")}
+        self._saving = saving - layers - {*themselves}
+        walk = Walk(passes, {*map(id, state), *apart}, layers, themselves, self._saving)
         num_read = len(walk.holders)
-        walk.extend({} if loop is None else {"": loop})
+        for frame in loops:
+            walk.extend({"": frame})
         num_seeded = len(walk.holders)  # of generators before it all are, with the default ones
-        walk.extend(between)
+        walk.extend({**between, "": h.SETTINGS_OF_PROCESS, **h.HOOKS_OF_ALL})
         self.is_cut = walk.is_cut
         before = {place.holder.identity: place for place in self._places.values()}
         # What looks at memory of parameters is kept with these.
@@ -125,8 +144,8 @@ class KeptProgram:
             known = before.get(holder.identity)
             if known is not None:
                 content = known.content
-                if holder.kind is h.NAMES and not isinstance(holder.owner, type):
-                    content = _with_more(content, then, known.holder.names or ())
+                if holder.kind in _BY_WALK and not h.has_all_names(holder):
+                    content = _of_names(content, then, known.holder.names or (), holder.names or ())
                 place = _Place(holder, content, known.copy, at < num_read)
             else:
                 copied = account.copy(holder)
@@ -146,6 +165,10 @@ class KeptProgram:
             if change.holder.kind in _GROW and not {*change.slots} <= {*known}:
                 self._stored.add((*identity, _MORE))
 
+    def goes_on(self, loop: int) -> bool:
+        """Return whether the loop of this number had begun before, in another process."""
+        return self._loaded is not None and self._loaded["loop"] == loop
+
     def has_begun(self, loop: int, drawn_now: Callable[[], Any], team: Team | None) -> Any:
         """Put back what `on_begin` has set anew, where the loop of this number had begun before.
 
@@ -156,11 +179,12 @@ class KeptProgram:
         drawn = None
         if team is not None:
             self.compare(team)
-        if self._loaded is not None and self._loaded["loop"] == loop:
+        if self._loaded is not None and self.goes_on(loop):
             self._apply(self._loaded)
             drawn = self.drawn
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now
         self._after = tree_map(_kept_apart, self._changed())
+        self._left_at_first = dict(self._left)
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,7 +236,8 @@ class KeptProgram:
             votes = team.vote(number, "state of the program")
         if len(set(votes.values())) == 1:
             return
-        mine = {f"{key}\0{slot}": _number_of(part) for key, slot, part in _parts(values)}
+        packed = {f"{key}\0{slot}": part for key, slot, part in _parts(values)}
+        mine = {part: _number_of(one) for part, one in packed.items()}
         heard = team.gather(json.dumps(mine).encode(), "state of the program")
         said = {rank: json.loads(message) for rank, message in heard.items()}
         first = min(said)
@@ -225,6 +250,8 @@ class KeptProgram:
                 if place is not None and place.is_read_in_passes:
                     raise _unlike(place.holder.shown(slot), first, rank)
                 self._own.add(part)
+                if place is not None and isinstance(packed.get(part), Mapping):
+                    self._alone.add(place.holder.shown(slot))
 
     # What has changed
 
@@ -285,7 +312,8 @@ class KeptProgram:
     def _packed(self, packer: Packer, place: _Place, slots: list[Any], now: Content) -> Any:
         holder, (names, values) = place.holder, now
         if holder.kind is h.SUSPENDED:
-            raise self._opaque(place, holder.path, "a Python generator")
+            kind = type(holder.owner).__name__.replace("_", " ")
+            raise self._opaque(place, holder.path, f"a Python {kind}")
         if holder.kind is h.POSITION:
             raise self._opaque(place, holder.path, "how far a file has been read")
         try:
@@ -303,12 +331,15 @@ class KeptProgram:
             if holder.kind is h.DRAWN:
                 return {"contents": packer.pack(holder.owner, inside=True)}
             if holder.kind is h.ENTRIES:
-                return {"content": [packer.pack(list(names)), packer.pack(list(values))]}
+                return {"content": [packer.keys(names), packer.pack(list(values))]}
             return {"content": [None, [packer.pack(value) for value in values]]}
         except Ours:
             return {}
         except (Opaque, RecursionError) as error:
-            raise self._opaque(place, holder.shown(slots[0]), str(error)) from None
+            path = holder.shown(slots[0])
+            if holder.is_of_library and self._may_be_left(place, path, holder.owner):
+                return {}
+            raise self._opaque(place, path, str(error)) from None
 
     def _slots(
         self, packer: Packer, place: _Place, slots: list[Any], there: Mapping[str, Any]
@@ -320,14 +351,41 @@ class KeptProgram:
                 continue
             try:
                 packed[slot] = packer.pack(there[slot])
+                if id(place.holder.owner) in self._saving and isinstance(packed[slot], Mapping):
+                    rest.append(slot)
+                    del packed[slot]
             except Ours:
                 rest.append(slot)
             except (Opaque, RecursionError) as error:
-                if _is_of_process(there[slot]):
-                    rest.append(slot)
-                    continue
-                raise self._opaque(place, place.holder.shown(slot), str(error)) from None
+                path = place.holder.shown(slot)
+                if not self._may_be_left(place, path, there[slot]):
+                    raise self._opaque(place, path, str(error)) from None
+                rest.append(slot)
         return {"slots": packed, "gone": gone, "rest": rest} if packed or gone or rest else {}
+
+    def _may_be_left(self, place: _Place, path: str, value: Any) -> bool:
+        """Return whether what cannot be carried may be left to each worker; notes what is told."""
+        if id(place.holder.owner) in self._saving:
+            return True
+        if isinstance(value, torch.Tensor) or not is_of_a_library(type(value).__module__):
+            return False
+        is_others = is_of_process(value)
+        if not is_others and (place.is_read_in_passes or type(value).__module__ in _OF_PYTHON):
+            return False
+        self._left[path] = value
+        return True
+
+    def left(self) -> list[str]:
+        """Say what callbacks have changed and is not kept: some objects, and what differs."""
+        kinds = {
+            path: f"a {type(value).__module__}.{type(value).__qualname__}"
+            for path, value in self._left.items()
+            if self._left_at_first.get(path) is not value
+        }
+        return [
+            *(_NOT_KEPT_LINE.format(f"`{path}` ({kind})") for path, kind in kinds.items()),
+            *(_ALONE_LINE.format(path) for path in sorted(self._alone)),
+        ]
 
     def _opaque(self, place: _Place, path: str, kind: str) -> CheckpointError:
         return CheckpointError(
@@ -381,10 +439,17 @@ class KeptProgram:
             is_by_slot = not self._may_put_back(place) or "slots" in (packed or ())
         if is_by_slot:
             then = now if holder.kind is h.TABLE else dict(h.numbered(place.content))
-            kept = {n: now[n] for n in now if n not in self._kept_slots(place, [n])}
-            wanted = {n: value for n, value in then.items() if n not in kept} | kept
             packed = packed or {"slots": {}, "gone": [], "rest": []}
-            kept |= {name: now[name] for name in packed["rest"] if name in now}
+            is_saved = id(holder.owner) in self._saving  # but for what its own state leaves out
+            mine = {
+                n
+                for n in now
+                if n in packed["rest"]
+                or not self._kept_slots(place, [n])
+                or (is_saved and n not in packed["slots"])
+            }
+            kept = {name: now[name] for name in now if name in mine}
+            wanted = {n: value for n, value in then.items() if n not in kept} | kept
             theirs = {n: part for n, part in packed["slots"].items() if n not in kept}
             wanted |= {n: unpacker.unpack(part) for n, part in theirs.items()}
             for name in packed["gone"]:
@@ -398,18 +463,23 @@ class KeptProgram:
         names, values = packed["content"]
         if names is None:
             return ((), tuple(unpacker.unpack(part) for part in values)), None
-        return (tuple(unpacker.unpack(names)), tuple(unpacker.unpack(values))), None
+        keys = tuple(unpacker.unpack(name) for name in names)
+        return (keys, tuple(unpacker.unpack(values))), None
 
     def _may_put_back(self, place: _Place) -> bool:
         identity = place.holder.identity
         return not any(stored[:2] == identity for stored in self._stored)
 
 
-def _with_more(content: Content, now: Content, known: Collection[str]) -> Content:
-    """Return the content, and what now has names that were not known then."""
-    both = dict(zip(*content, strict=True))
-    both |= {name: value for name, value in zip(*now, strict=True) if name not in known}
-    return tuple(both), tuple(both.values())
+def _of_names(
+    content: Content, now: Content, known: Collection[str], names: Collection[str]
+) -> Content:
+    """Return what was there by the `names` that count now, and what is there by the new ones."""
+    there = dict(zip(*now, strict=True))
+    then = {n: value for n, value in zip(*content, strict=True) if n in there or h.bare(n) in names}
+    new = (name for name in there if name not in then and h.bare(name) not in known)
+    then |= {name: there[name] for name in new}
+    return tuple(then), tuple(then.values())
 
 
 def _kept_apart(value: Any) -> Any:
@@ -426,15 +496,6 @@ def _in_table(layer: nn.Module, name: str) -> Any:
 
 def _is_of_optimizer(key: str) -> bool:
     return key.partition(" ")[2].startswith(OPTIMIZER)
-
-
-def _is_of_process(value: Any) -> bool:
-    """Return whether an object that cannot be carried is a library's, and nothing of the run."""
-    return (
-        not isinstance(value, torch.Tensor)
-        and is_of_a_library(type(value).__module__)
-        and (type(value).__module__ not in ("builtins", "itertools", "collections"))
-    )
 
 
 def _parts(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:

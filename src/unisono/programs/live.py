@@ -8,14 +8,18 @@ Compilers, section 9.2.5).
 from __future__ import annotations
 
 import dis
+import gc
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
+
+from unisono.programs.holders import is_iterator
 
 _READS: tuple[str, ...] = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLOSURE")
 _READS += ("LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _WRITES: tuple[str, ...] = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 _WRITES += ("DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL", "DELETE_DEREF")
+_PARTS = 16  # of a `zip`
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
@@ -28,11 +32,16 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Name what a function's code may take from globals and from modules; inner functions, too."""
+    """Name what a function's code may take from globals and from modules; inner functions, too.
+
+    Texts among them, as `globals()["rate"]` and `getattr(settings, "rate")` have.
+    """
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_in(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant
 
 
 def orders_by_hash(code: CodeType) -> bool:
@@ -41,6 +50,35 @@ def orders_by_hash(code: CodeType) -> bool:
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     by_name = {"hash", "set", "frozenset"} & {*code.co_names}
     return makes_sets or bool(by_name) or any(map(orders_by_hash, inner))
+
+
+def iterators_around(steps: Any) -> list[str]:
+    """Name Python's own iterators that take from a generator and count, such as `enumerate`."""
+    found, inner = list[str](), [steps]
+    while inner:
+        outer = [one for one in gc.get_referrers(*inner) if is_iterator(one)]
+        inner = [one for one in outer if type(one) is not tuple or len(one) < _PARTS]
+        kinds = (type(one) for one in inner if type(one) not in (tuple, map, filter))
+        found.extend(kind.__name__ for kind in kinds)
+    return found
+
+
+def frames_of_loop(taking: FrameType | None, asking: FrameType | None) -> list[FrameType]:
+    """Return the frames from the one that takes the steps to the one that has asked for them."""
+    frames = list[FrameType]()
+    while taking is not None and taking is not asking:
+        frames.append(taking)
+        taking = taking.f_back
+    return [*(frames if taking is asking else ()), *([] if asking is None else [asking])]
+
+
+def takes_in_a_loop(frame: FrameType) -> bool:
+    """Return whether a frame takes its next step by `for` or `next`, and keeps it in variables."""
+    code = frame.f_code
+    at = {each.offset: each.opname for each in dis.get_instructions(code)}
+    opname = at[max((offset for offset in at if offset <= frame.f_lasti), default=0)]
+    is_whole = not code.co_name.startswith("<") or code.co_name == "<module>"
+    return is_whole and (opname == "FOR_ITER" or "next" in code.co_names)
 
 
 def live_variables(frame: FrameType) -> set[str]:

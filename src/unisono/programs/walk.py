@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import array
+import builtins
+import contextvars
 import ctypes
 import enum
 import functools
@@ -74,7 +76,8 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 _LAYER_TABLES = ("_parameters", "_buffers")
 _CONTAINERS = (dict, list, tuple, deque, set)
 _PLAIN_CONTAINERS = {*_CONTAINERS, OrderedDict, Counter, defaultdict}
-_OF_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
+# A schedule of torch's puts a function of its own around `step`.
+_OF_OPTIMIZER = frozenset({"state", "param_groups", "defaults", "step"})
 
 Found = tuple[str, Any, bool]
 """The path to something, the thing, and whether it was found in the program's own."""
@@ -85,8 +88,9 @@ class Walk:
 
     Args:
         elsewhere: the identities of tensors that are kept by other means.
-        layers: the identities of the modules that hold them.
+        layers: the identities of the modules and optimizers that hold them.
         themselves: the identities of objects whose attributes they save and load themselves.
+        shallow: those of objects of which only the attributes count, not what these lead to.
 
     Attributes:
         holders: the places that hold values, nearer ones first.
@@ -103,6 +107,7 @@ class Walk:
         elsewhere: Collection[int] = (),
         layers: Collection[int] = (),
         themselves: Collection[int] = (),
+        shallow: Collection[int] = (),
     ) -> None:
         self.holders: list[Holder] = []
         self.paths: dict[int, str] = {}
@@ -112,7 +117,9 @@ class Walk:
         self.names: set[str] = set()
         self.of_modules: set[int] = set()
         self.is_cut = False
-        self._elsewhere, self._layers, self._themselves = elsewhere, layers, themselves
+        self._elsewhere, self._layers = elsewhere, layers
+        self._themselves, self._shallow = themselves, shallow
+        self._beside: set[int] = set()  # of what is kept elsewhere, what was looked at
         self._spaces: dict[int, dict[str, str]] = {}  # of modules and classes: names, with paths
         self._default = default_generators()
         self.extend(roots)
@@ -126,11 +133,12 @@ class Walk:
                 self.is_cut = True
                 break
             path, value, is_own = waiting.popleft()
-            if (
-                id(value) in self.paths
-                or id(value) in self._elsewhere
-                or id(value) in self._default
-            ):
+            if id(value) in self.paths or id(value) in self._default:
+                continue
+            if id(value) in self._elsewhere:
+                if isinstance(value, torch.Tensor) and id(value) not in self._beside:
+                    self._beside.add(id(value))
+                    waiting.extend(self._hold(path, h.TENSOR, value, own=True))
                 continue
             unique = path
             while unique in self.things:  # a method is where its object is, say
@@ -153,13 +161,15 @@ class Walk:
         return self.holders[begin:]
 
     def _note(self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool) -> Holder:
-        key = f"{kind.name} {path}"
+        holder = Holder(path, kind, owner, names, not own, self._key(f"{kind.name} {path}"))
+        self.holders.append(holder)
+        return holder
+
+    def _key(self, key: str) -> str:
         while key in self._keys:
             key += "'"
         self._keys.add(key)
-        holder = Holder(path, kind, owner, names, not own, key)
-        self.holders.append(holder)
-        return holder
+        return key
 
     def _hold(
         self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool
@@ -178,7 +188,9 @@ class Walk:
 
     def _taken_apart(self, path: str, value: Any, *, is_own: bool) -> Iterator[Found]:
         kind = type(value)
-        if isinstance(value, dict):
+        if value is h.SETTINGS_OF_PROCESS:
+            self._note(path, h.SETTINGS, value, self.names, own=True)
+        elif isinstance(value, dict):
             yield from self._hold(path, h.ENTRIES, value, own=is_own)
         elif isinstance(value, (list, deque)):
             yield from self._hold(path, h.ITEMS, value, own=is_own)
@@ -190,12 +202,18 @@ class Walk:
             yield from self._hold(path, h.OBJECTS, value, own=is_own)
         elif isinstance(value, h.ARRAYS):
             self._note(path, h.CONTENTS, value, own=is_own)
+            if kind not in h.ARRAYS:
+                beside = h.TENSOR if isinstance(value, torch.Tensor) else h.ATTRIBUTES
+                yield from self._hold(path, beside, value, own=is_own)
+        elif isinstance(value, contextvars.ContextVar):
+            yield from self._hold(path, h.CONTEXT, value, own=True)
         elif isinstance(value, (bytearray, array.array, *_OF_C)):
             self._note(path, h.BYTES, value, own=is_own)
         elif h.is_frozen(kind):
             yield from self._hold(path, h.FROZEN, value, own=is_own)
-        elif isinstance(value, types.GeneratorType):
-            yield from self._hold(path, h.SUSPENDED, value, own=is_own)
+        elif isinstance(value, h.SUSPENDABLE):
+            if not h.gives_steps(value):
+                yield from self._hold(path, h.SUSPENDED, value, own=is_own)
         elif isinstance(value, CACHED):
             self._note(path, h.CACHE, value, own=is_own)
             yield path, value.__wrapped__, is_own
@@ -220,15 +238,18 @@ class Walk:
             yield from self._of_frame(path, value)
         elif isinstance(value, type):
             yield from self._of_class(path, value)
-        elif not isinstance(value, (types.ModuleType, enum.Enum, weakref.ref)):
+        elif not isinstance(value, (types.ModuleType, weakref.ref)):
             yield from self._of_object(path, value, is_own=is_own)
         if type(value) not in _PLAIN_CONTAINERS and isinstance(value, _CONTAINERS):
             yield from self._of_object(path, value, is_own=is_own)
 
     def _of_function(self, path: str, value: types.FunctionType) -> Iterator[Found]:
         own = not is_of_a_library(value.__module__)
-        yield f"{path}.__defaults__", value.__defaults__, own
-        yield path, value.__kwdefaults__, own
+        if own:
+            yield from self._hold(path, h.FUNCTION, value, own=own)
+        else:
+            yield f"{path}.__defaults__", value.__defaults__, own
+            yield path, value.__kwdefaults__, own
         if value.__closure__:
             yield from self._hold(path, h.CELLS, value, own=own)
         if value.__dict__:
@@ -246,7 +267,35 @@ class Walk:
                 spaces[f"{path}.{name}"] = vars(module)
         chosen = sorted(name for name in names if not name.startswith("__"))
         for where, there in spaces.items():
+            self._note_patched(there, names)
             yield from self._of_space(where, there, str(there.get("__name__")), there, chosen)
+
+    def _note_patched(self, space: Mapping[str, Any], names: set[str]) -> None:
+        """Hold names of the modules and classes of libraries that are reached by names alone."""
+        waiting, seen = [space], set[int]()
+        while waiting:
+            space = waiting.pop()
+            for name in sorted(names & space.keys()):
+                owner = space[name]
+                is_space = isinstance(owner, (types.ModuleType, type)) and id(owner) not in seen
+                module = str(getattr(owner, "__module__", None) or getattr(owner, "__name__", ""))
+                if is_space and is_of_a_library(module) and not module.startswith("unisono"):
+                    seen.add(id(owner))
+                    # Modules get others as they are asked for them.
+                    is_lazy = isinstance(owner, types.ModuleType) and owner is not builtins
+                    there = names & vars(owner).keys() if is_lazy else names
+                    there = {each: f"{_name(owner)}.{each}" for each in there if each[:2] != "__"}
+                    self._hold_patched(owner, there)
+                    waiting.append(vars(owner))
+
+    def _hold_patched(self, owner: Any, names: dict[str, str]) -> None:
+        known = self._spaces.get(id(owner))
+        if known is None and names:
+            known = self._spaces[id(owner)] = {}
+            key = self._key(f"{h.PATCHED.name} of {_name(owner)}")
+            self.holders.append(Holder(_name(owner), h.PATCHED, owner, known, key=key))
+        if known is not None:
+            known |= names
 
     def _of_space(
         self, path: str, owner: Any, key: str, space: Mapping[str, Any], names: Collection[str]
@@ -255,8 +304,8 @@ class Walk:
         known = self._spaces.get(id(owner))
         if known is None:
             known = self._spaces[id(owner)] = {}
-            holder = self._note(path, h.NAMES, owner, known, own=True)
-            self.holders[-1] = holder._replace(key=f"{h.NAMES.name} of {key}")
+            key = self._key(f"{h.NAMES.name} of {key}")
+            self.holders.append(Holder(path, h.NAMES, owner, known, key=key))
         for name in names:
             if name not in known:
                 known[name] = f"{path}.{name}".lstrip(".")
@@ -275,6 +324,8 @@ class Walk:
         yield from self._of_names(path, frame.f_globals, names & live)
 
     def _of_class(self, path: str, value: type) -> Iterator[Found]:
+        if issubclass(value, enum.Enum):
+            yield from ((f"{path}.{each.name}", each, True) for each in value)
         for each in value.__mro__:
             if is_of_a_library(each.__module__) or issubclass(each, enum.Enum):
                 continue
@@ -301,7 +352,9 @@ class Walk:
             yield f"{path}.queue", value.queue, is_own
         if kind.__module__ == "multiprocessing.sharedctypes":
             yield path, value.get_obj(), is_own
-        if isinstance(value, _OF_PROCESS) or (not own and _is_of_process(value)):
+        if isinstance(value, threading.local):
+            yield from self._hold(path, h.ATTRIBUTES, value, own=True)
+        if isinstance(value, _OF_PROCESS) or (not own and is_of_process(value)):
             return
         without: Collection[str] | None = None
         if isinstance(value, nn.Module):
@@ -313,9 +366,13 @@ class Walk:
             yield from self._hold(path, h.HOOKS, value, _HOOKS, own=own)
             if is_layer:
                 self._note(path, h.TABLE, value, _LAYER_TABLES, own=own)
-        elif isinstance(value, torch.optim.Optimizer):
+                for name, parameter in value._parameters.items():
+                    yield f"{path}.{name}", parameter, own
+        elif isinstance(value, torch.optim.Optimizer) and id(value) in self._layers:
             without = _OF_OPTIMIZER
-        if id(value) in self._themselves:
+        if id(value) in self._shallow:
+            self._note(path, h.ATTRIBUTES, value, own=own)
+        elif id(value) in self._themselves:
             yield from _within(path, h.attributes_of(value) or {}, own=own)
         elif h.attributes_of(value) is not None:
             yield from self._hold(path, h.ATTRIBUTES, value, without, own=own)
@@ -323,6 +380,13 @@ class Walk:
             yield from self._hold(path, h.SLOTS, value, slots, own=own)
         if own:
             yield f"{path}.{kind.__name__}", kind, False
+
+
+def _name(owner: Any) -> str:
+    """Name a module or a class."""
+    if isinstance(owner, types.ModuleType):
+        return owner.__name__
+    return f"{owner.__module__}.{owner.__qualname__}"
 
 
 def _within(path: str, table: Mapping[str, Any], *, own: bool) -> Iterator[Found]:
@@ -343,7 +407,7 @@ def default_generators() -> dict[int, Any]:
     return {id(each): each for each in defaults}
 
 
-def _is_of_process(value: Any, depth: int = 3) -> bool:
+def is_of_process(value: Any, depth: int = 3) -> bool:
     """Return whether a library's object holds a file, a lock, a thread or the like."""
     if isinstance(value, _OF_PROCESS):
         return not isinstance(value, types.ModuleType)
@@ -356,7 +420,7 @@ def _is_of_process(value: Any, depth: int = 3) -> bool:
         parts = list(value.values())[:16]
     elif is_of_a_library(type(value).__module__) and not isinstance(value, (type, nn.Module)):
         parts = list((h.attributes_of(value) or {}).values())
-    return any(_is_of_process(part, depth - 1) for part in parts if type(part) not in _LEAVES)
+    return any(is_of_process(part, depth - 1) for part in parts if type(part) not in _LEAVES)
 
 
 @functools.cache

@@ -8,14 +8,21 @@ come to the same loss although the body has gone on since. What the body keeps o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from unisono.engine.step.loss import read_loss
 from unisono.programs.account import Account
+from unisono.programs.holders import drawn_by
 from unisono.programs.rehearsal import Dependence, carried
 
 Numbers = dict[str, str]
+
+_MADE_IN_LOOP = (
+    "shards draw one after the other from `{}`, a generator that was made while the loop runs, but "
+    "each worker computes only some of them: make it before the loop, as it is seeded for each "
+    "shard then, or draw from the default generators"
+)
 
 
 class BodyRehearsal:
@@ -40,6 +47,11 @@ class BodyRehearsal:
         self._before = look()
         self._first: tuple[int, int, Any] | None = None
         self._numbers: Numbers = {}
+        self._drawn: dict[str, tuple[Any, Any]] = {}  # by generators that nobody seeds
+
+    def watch(self, generators: Mapping[str, Any]) -> None:
+        """Refuse shards that draw from these generators of random numbers, by path."""
+        self._drawn = {path: (one, drawn_by(one)) for path, one in generators.items()}
 
     def note(self, shard: int, num_samples: int, batch: Any) -> None:
         """Keep the first batch that is given out."""
@@ -59,6 +71,9 @@ class BodyRehearsal:
         `start` prepares for its passes, and for taking the loss; `is_within`: batches are given to
         an iterator of the program's, which may count them.
         """
+        for path, (generator, drawn) in self._drawn.items():
+            if drawn_by(generator) != drawn:
+                raise RuntimeError(_MADE_IN_LOOP.format(path))
         if not (is_within or self._before.changes()):
             return
         self._note_stored(self._before)

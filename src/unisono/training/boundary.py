@@ -288,6 +288,8 @@ class Boundary:
         """Compare what the program has changed. Collective, if any of it runs between steps."""
         if self.run.program_kept is not None and not self._exchange.is_lost:
             self.run.program_kept.compare(self._team, have_all=self._exchange.have_all)
+            for line in self.run.program_kept.left():
+                self.run.say_once(line)
 
     def _collect(self, *, was_left: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         with_optimizer = self._exchange.optimizer_state is None

@@ -33,7 +33,7 @@ from unisono.training.epoch_history import loss_told, note_step, rows
 from unisono.training.first_steps import LabelCounts
 from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
-from unisono.training.loop import begin_loop
+from unisono.training.loop import as_it_was, begin_loop
 from unisono.training.loop_plan import FitTotals, LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
 from unisono.training.rehearsals import Rehearsals
@@ -78,7 +78,7 @@ class FitUnderWay(Observer):
         self.own_callbacks = {
             name: callback
             for name, callback in zip(callbacks.names, callbacks, strict=True)
-            if not hasattr(callback, "state_dict") and _is_of_program(type(callback))
+            if _is_of_program(type(callback))
         }
         team = self._context.team
         self._said: set[str] = set()
@@ -318,7 +318,8 @@ class FitUnderWay(Observer):
         if self._has_memory:
             self._memory.begin()
         try:
-            self._callbacks.call("on_begin", self)
+            with as_it_was(self._context):
+                self._callbacks.call("on_begin", self)
             self._context.has_begun()
             self._conclusions.draw_left()
         except StepBrokenError:

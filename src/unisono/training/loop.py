@@ -14,6 +14,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -30,8 +32,14 @@ from unisono.data.fetch import Fetch
 from unisono.data.loader import Loader
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, divides_state
 from unisono.engine.state.contents import check_contents
-from unisono.engine.state.optimizer_state import own_optimizers, tensors_of
+from unisono.engine.state.optimizer_state import (
+    group_options,
+    own_optimizers,
+    tensors_of,
+    torchs_optimizers,
+)
 from unisono.engine.state.optimizers import kind_of, members_of
+from unisono.engine.state.saved import apply_groups
 from unisono.engine.step.closure_engine import ClosureEngine
 from unisono.engine.step.combined_buffers import ways_of
 from unisono.engine.step.engine import StepEngine
@@ -39,6 +47,7 @@ from unisono.engine.step.records import PhaseTimers
 from unisono.programs.forked import ForkedCopy
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.kept import KEY, KeptProgram
+from unisono.programs.live import frames_of_loop, iterators_around, takes_in_a_loop
 from unisono.programs.walk import VISITED_AT_MOST, programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
@@ -64,6 +73,15 @@ from unisono.training.step_variants import AlternatingStep, ClosureStep
 
 ORDER_KEY = "unisono.order"
 """Where the order of an epoch is in a run's state."""
+_UNSEEN = (
+    "what takes the steps may keep something that cannot be seen (a comprehension, `reduce`, a "
+    "function that calls itself), which begins anew when the run is resumed or a worker is "
+    "replaced: write `for step in run.steps(…):`, and keep what goes on in variables"
+)
+_COUNTED = (
+    "`{}` around the steps begins anew when the run is resumed or a worker is replaced: take what "
+    "differs from step to step by `step.number`"
+)
 
 
 def begin_loop(
@@ -85,7 +103,7 @@ def begin_loop(
     run.loss, run.functions, run.frame = loss, functions, frame
     if observer is not None:
         run.observer = observer
-    _watch_program(run, plan)
+    _watch_program(run, plan, [] if frame is None else [frame])
     model, optimizer, device = run.kept.model, run.kept.optimizer, run.device
     check_split_before(model, device)
     if not device.is_host:
@@ -93,10 +111,13 @@ def begin_loop(
         check_contents(model, optimizer, device)
         place_on(model, optimizer, device)
     start(run, plan)
-    return steps_of(run, plan, plan.fetch())
+    itself: list[Callable[[], Any]] = []
+    steps = steps_of(run, plan, plan.fetch(), itself)
+    itself.append(weakref.ref(steps))
+    return steps
 
 
-def _watch_program(run: RunContext, plan: LoopPlan) -> None:
+def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) -> None:
     """Have what the program changes between steps kept with the run, if any of it runs there."""
     between = own_optimizers(run.kept.optimizer) | dict(run.observer.own_callbacks)
     state = run.kept.state.items()
@@ -121,10 +142,11 @@ def _watch_program(run: RunContext, plan: LoopPlan) -> None:
         passes = dict(zip(names, map(programs_own, run.functions), strict=False))
         passes |= {"on_gradients": run.options.on_gradients, "model": run.kept.model}
         passes |= {**plan.program, "sampler": plan.reading.sampler}
+        between |= torchs_optimizers(run.kept.optimizer)
         # Each worker has read a stream up to a place of its own.
         streams = filter(is_stream, [plan.reading.dataset])
         themselves = set(_schedules_in(run.kept.state))
-        run.program_kept.watch(passes, between, run.frame, themselves, set(map(id, streams)))
+        run.program_kept.watch(passes, between, loops, themselves, set(map(id, streams)))
         if run.program_kept.is_cut:
             run.say_once(
                 f"the program leads to more than {VISITED_AT_MOST:,} objects: what it changes in "
@@ -145,8 +167,13 @@ def _schedules_in(state: Any) -> Iterator[int]:
             yield from _schedules_in(vars(each).get("_schedulers", ()))
 
 
-def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
-    """Give the steps of one loop. Collective: every rank uses every step, in the same order."""
+def steps_of(
+    run: RunContext, plan: LoopPlan, fetch: Fetch, itself: Sequence[Callable[[], Any]]
+) -> Generator[Step, None, None]:
+    """Give the steps of one loop. Collective: every rank uses every step, in the same order.
+
+    `itself` refers to this generator.
+    """
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
         return
@@ -172,12 +199,14 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         if len(boundary.engine.members) > 1:
             make_step = AlternatingStep
         rehearsals = Rehearsals(run, {}, reads=plan.program)
-        looks, has_begun, num_steps = 0, False, 0
+        looks, has_begun, num_steps, consumer_then = 0, False, 0, None
         while True:
             if not has_begun:
                 with suppress(StepBrokenError):  # likewise, and all go back
                     run.observer.begin()
                     if not run.functions:  # else the observer has said so
+                        # Variables may have been set since the program asked for the steps.
+                        _watch_program(run, plan, frames_of_loop(sys._getframe(1), run.frame))
                         run.has_begun()
                     has_begun = True
             is_over = run.is_over(plan.totals)
@@ -203,8 +232,16 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 step.rehearse = rehearsals.of_body
             yield step
             num_steps += 1
+            if not run.functions:
+                consumer = sys._getframe(1)
+                is_seen = num_steps == 1 or consumer is consumer_then
+                if not is_seen or not takes_in_a_loop(consumer):
+                    run.say_once(_UNSEEN)
+                consumer_then = consumer
             if num_steps == 1 and not run.functions:
                 tell_of_loop(run, step)
+                if around := iterators_around(itself[0]()):
+                    run.say_once(_COUNTED.format(around[0]))
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()
             run.team.supervisor.can_go_back = True
@@ -215,6 +252,25 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 boundary.undo()
                 is_agreed = len(run.team.hosts) > 1
                 continue
+
+
+@contextmanager
+def as_it_was(run: RunContext) -> Iterator[None]:
+    """Call `on_begin` again, where the loop goes on: options and weights stay as they are then."""
+    program, optimizer = run.program_kept, run.kept.optimizer
+    if program is None or not run.observer.own_callbacks or not program.goes_on(run.num_loops):
+        yield
+        return
+    groups, model = group_options(optimizer), run.kept.model
+    copies = [
+        (tensor, tensor._version, tensor.detach().clone())
+        for tensor in (*model.parameters(), *model.buffers())
+    ]
+    yield
+    apply_groups(groups, optimizer)
+    for tensor, version, copy in copies:
+        if tensor._version != version:
+            tensor.data.copy_(copy)
 
 
 def _loader(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Loader:

@@ -26,13 +26,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.engine.state.contents import buffers_put_back, updated_parameters
+from unisono.engine.state.optimizers import members_of
 from unisono.engine.step.loss import read_loss
 from unisono.engine.step.transforms import Gradients
 from unisono.errors import MismatchError
-from unisono.programs.account import Account, over_memory_of
+from unisono.programs.account import Account, ChangedPlace, over_memory_of
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.hashes import hashed
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference
@@ -63,6 +65,11 @@ _OF_TENSORS = (
 _OF_METRICS = (
     "return means in a dict, and give functions of all rows, or objects of torchmetrics, to "
     "`fit(validate_metrics=…)` and `evaluate(metrics=…)`."
+)
+
+_OF_WORKER = (
+    "`{}` has what the loop over `step.shards` gave on this worker alone, while others compute "
+    "other shards: take means over the whole batch from `step.loss` and `step.means`"
 )
 
 Compute = Callable[[nn.Module, Any], Any]
@@ -149,9 +156,22 @@ class Rehearsals:
     def of_body(self) -> BodyRehearsal:
         """Return what repeats the first shard of a loop of the program's own."""
         copied = _spare if self.is_exact else (lambda batch: None)
-        return BodyRehearsal(partial(self.look, self._reads), copied, self._refusal, self._take_out)
+        body = BodyRehearsal(
+            partial(self.look, self._reads), copied, self._refusal, self._take_out_of_body
+        )
+        assert self._walk is not None
+        assert self._run.engine is not None
+        known = self._run.engine.passes.own_generators
+        body.watch({p: one for p, one in self._walk.generators.items() if id(one) not in known})
+        return body
 
-    def _take_out(self, before: Account) -> None:
+    def _take_out_of_body(self, before: Account) -> None:
+        changes = self._take_out(before)
+        paths = [path for each in changes for path in each.numbers()]
+        if paths:
+            self._run.say_once(_OF_WORKER.format(paths[0]))
+
+    def _take_out(self, before: Account) -> list[ChangedPlace]:
         changes, engine = before.changes(), self._run.engine
         for written in self._written.values():
             written.update(change.holder.identity for change in changes)
@@ -160,6 +180,7 @@ class Rehearsals:
         assert engine is not None
         moments = [before, *self.stored] if changes else []
         engine.watch_gradients(partial(self._watch_gradients, moments))
+        return changes
 
     def _watch_gradients(
         self,
@@ -386,7 +407,7 @@ class Rehearsals:
         program = self._run.program if self._trains else {}
         roots = {"model": self._model, **self._functions, "": self._run.frame}
         roots |= {name: program[name] for name in ("on_gradients", "hooks") if program.get(name)}
-        self._walk = looked_at(self._model, {**roots, **more})
+        self._walk = looked_at(self._model, {**roots, **more}, self._run.kept.optimizer)
         account = self._account(self._walk)
         if self._run.frame is None:  # of which other variables count at other places
             self._known[bool(more)] = self._walk, account
@@ -448,9 +469,9 @@ def _compare_gradients(team: Team, gradients: Gradients) -> None:
         )
 
 
-def looked_at(model: nn.Module, roots: Mapping[str, Any]) -> Walk:
-    """Walk from objects of a program, but not into what a model's state has."""
-    modules = list(model.modules())
+def looked_at(model: nn.Module, roots: Mapping[str, Any], optimizer: Optimizer) -> Walk:
+    """Walk from objects of a program, but not into what a model's state has, nor an optimizer's."""
+    modules = [*model.modules(), *members_of(optimizer).values()]
     state = itertools.chain(model.parameters(), model.buffers())
     return Walk(roots, elsewhere=set(map(id, state)), layers=set(map(id, modules)))
 

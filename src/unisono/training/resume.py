@@ -81,6 +81,8 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         kept.last = answer["last"]
         checkpoints.begin(kept.position.step)
         snapshot = None if found is None else found.snapshot
+        # What callbacks had changed in the dataset is put back with the rest.
+        here = None if is_ahead or was_ahead else _data_here(run, plan)
         _put_back(run, checkpoints, answer, snapshot, is_ahead=is_ahead)
         # The leader lets go of the files when all have read them.
         run.replicated_calls.together(
@@ -88,9 +90,8 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         )
         if not is_ahead:
             run.plan = plan.samples
-            # What callbacks had changed in the dataset was put back in the call before.
-            if not was_ahead or run.program_kept is None:
-                _check_data(run, plan, answer["data"])
+            if here is not None or run.program_kept is None:
+                _check_data(run, answer["data"], here or _data_here(run, plan))
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
     checkpoints.note_beginning(begins_as)
     takes_program = run.options.saving.options == OF_PROGRAM
@@ -100,9 +101,12 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         _refuse_anothers_weights(checkpoints.directory)
 
 
-def _check_data(run: RunContext, plan: LoopPlan, there: Mapping[str, Any]) -> None:
+def _data_here(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
+    return {SAMPLES: samples_seen(run, plan), LENGTH: length_told(plan.samples)}
+
+
+def _check_data(run: RunContext, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Refuse other data than those of the checkpoint, unless the program's are to be taken."""
-    here = {SAMPLES: samples_seen(run, plan), LENGTH: length_told(plan.samples)}
     if line := other_data(there, here, takes_program=run.options.saving.options == OF_PROGRAM):
         run.say_once(line)
 

@@ -315,6 +315,15 @@ def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
+def torchs_optimizers(optimizer: Optimizer) -> dict[str, Any]:
+    """Return those that are torch's own, whose state and options are kept, by name."""
+    return {
+        f"optimizer {name}".rstrip(): member
+        for name, member in members_of(optimizer).items()
+        if type(member).__module__.startswith("torch.")
+    }
+
+
 def is_in_pieces(optimizer: Optimizer) -> bool:
     """Tell whether a loop is under way whose workers keep pieces of the state."""
     return any(

@@ -124,8 +124,8 @@ def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
     check_groups(groups, optimizer)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():
-            if key in group and key != "params":
-                here = group[key]
+            if key != "params":
+                here = group.get(key)  # the program may have added others while it ran
                 if isinstance(here, torch.Tensor):
                     here.fill_(value)
                 else:

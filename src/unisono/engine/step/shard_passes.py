@@ -97,6 +97,11 @@ class ShardPasses:
         if self._own is not None:
             self._own.seed(word)
 
+    @property
+    def own_generators(self) -> set[int]:
+        """The identities of the program's own generators that are seeded for each shard."""
+        return set() if self._own is None else {id(own.generator) for own in self._own.found}
+
     def drawn(self) -> list[Any]:
         """Return how far generators have come, the program's own, too."""
         own = [] if self._own is None else self._own.states()
