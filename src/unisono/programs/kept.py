@@ -155,6 +155,11 @@ class KeptProgram:
             self._places[holder.key] = place
         self._known = Known(walk.things, walk.names, self._tensors)
 
+    @property
+    def things(self) -> Iterable[Any]:
+        """All objects that the program leads to."""
+        return self._known.things.values()
+
     def stored_in_passes(self, changes: Iterable[ChangedPlace]) -> None:
         """Take out what passes have been seen to write, which is each worker's own."""
         for change in changes:

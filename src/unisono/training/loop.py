@@ -395,7 +395,8 @@ def _engine(
 
 def _begin(run: RunContext, boundary: Boundary) -> None:
     """Take the first snapshot, and tell those who may join where it is."""
-    if run.kept.has_lost_schedule:
+    program = run.program_kept
+    if run.kept.has_lost_schedule([] if program is None else program.things):
         trouble = (
             "a schedule of learning rates steps with the optimizer, but is not kept with the run: "
             'write `run.state["schedule"] = schedule` before the loop'

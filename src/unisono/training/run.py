@@ -17,6 +17,8 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
@@ -152,7 +154,6 @@ class Run:
             options.clipping_of(name).check_fits(member)
             if (scaled := LossScaling.of(options.scaler_of(name), member)) is not None:
                 scaling[name] = scaled
-        self.model, self.optimizer = model, optimizer
         is_unseeded = drawn_without_seed()
         if options.exact:
             self.device.fix_workspaces()
@@ -203,6 +204,16 @@ class Run:
     def shards(self) -> int | None:
         """S, the number of parts of every global batch; None before the first loop, if left out."""
         return self._context.shards
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; for another one, make another run."""
+        return self._context.kept.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; for another one, make another run."""
+        return self._context.kept.optimizer
 
     @property
     def position(self) -> Position:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import Any
 
@@ -78,10 +78,14 @@ class RunState:
             self.model, self.optimizer, self.state, takes_programs=takes_programs
         )
 
-    @property
-    def has_lost_schedule(self) -> bool:
-        """Whether a schedule steps with an optimizer that is not among what is kept."""
-        kept = [value for value in self.state.values() if isinstance(value, LRScheduler)]
+    def has_lost_schedule(self, of_program: Iterable[Any]) -> bool:
+        """Tell whether a schedule steps with an optimizer that is not among what is kept.
+
+        `of_program`: what the program leads to, which is kept, too.
+        """
+        kept = [
+            value for value in (*self.state.values(), *of_program) if isinstance(value, LRScheduler)
+        ]
         return any(
             getattr(member.step, "_wrapped_by_lr_sched", False)
             and not any(not name or schedule.optimizer is member for schedule in kept)

@@ -54,7 +54,7 @@ class ModelGuard:
         self._all = [*updated.values(), *fixed]
         self._structure = Structure(model)
         self._places = list(map(torch.Tensor.data_ptr, self._parameters))
-        self._num_groups = len(optimizer.param_groups)
+        self._groups = self._ids_in_groups()
         self.remember()
 
     @property
@@ -131,12 +131,18 @@ class ModelGuard:
 
     def check_groups(self) -> None:
         """Refuse to go on if the optimizer has got or lost groups; raises RuntimeError."""
-        if len(self._optimizer.param_groups) != self._num_groups:
-            raise RuntimeError(
-                f"an optimizer must keep its parameter groups while a loop is under way, but has "
-                f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
-                f"between two loops."
-            )
+        groups = self._ids_in_groups()
+        if groups == self._groups:
+            return
+        number, before = len(groups), len(self._groups)
+        what = "has others in them" if number == before else f"has {number} instead of {before}"
+        raise RuntimeError(
+            f"an optimizer must keep its parameter groups while a loop is under way, but {what}: "
+            f"add groups, and change which parameters they have, between two loops."
+        )
+
+    def _ids_in_groups(self) -> list[list[int]]:
+        return [[*map(id, group["params"])] for group in self._optimizer.param_groups]
 
     def check_untouched(self) -> None:
         """Refuse to go on if a pass, or what is between passes and update, changed parameters."""

@@ -1,0 +1,47 @@
+# %% schedule_that_a_callback_steps: SAME
+from torch.optim.swa_utils import SWALR
+
+m = net()
+optimizer = SGD(m.parameters(), 0.1)
+schedule = SWALR(optimizer, swa_lr=0.02, anneal_epochs=3)
+
+
+class Steps(Callback):
+    def on_epoch_end(self, fit):
+        schedule.step()
+
+
+t = trainer(m, optimizer=optimizer, callbacks=[Steps()])
+fit(t)
+
+
+# %% cosine_that_is_made_in_the_first_step: SAME
+class Cosine(Callback):
+    schedule = None
+
+    def on_step_end(self, fit, step):
+        if self.schedule is None:
+            self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(fit.optimizer, 24)
+        self.schedule.step()
+
+
+t = trainer(net(), callbacks=[Cosine()])
+fit(t)
+
+# %% plateau_in_a_loop: SAME
+run = unisono.Run(m := net(), optimizer := SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=1)
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for batch in step.shards:
+            step.backward(loss(m, batch))
+    schedule.step(step.loss)
+
+# %% one_cycle_in_a_loop: SAME
+run = unisono.Run(m := net(), optimizer := SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=24)
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for batch in step.shards:
+            step.backward(loss(m, batch))
+    schedule.step()
