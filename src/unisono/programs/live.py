@@ -20,6 +20,7 @@ _READS += ("LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_CLASSDEREF", "LOAD_FR
 _WRITES: tuple[str, ...] = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 _WRITES += ("DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL", "DELETE_DEREF")
 _PARTS = 16  # of a `zip`
+_STORES = {number for name, number in dis.opmap.items() if name.startswith("STORE")}
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
@@ -70,6 +71,14 @@ def frames_of_loop(taking: FrameType | None, asking: FrameType | None) -> list[F
         frames.append(taking)
         taking = taking.f_back
     return [*(frames if taking is asking else ()), *([] if asking is None else [asking])]
+
+
+def has_stored(frame: FrameType | None, since: int) -> bool:
+    """Return whether a frame may have set variables since it stood at an instruction."""
+    if frame is None:
+        return False
+    done = frame.f_code.co_code[since : frame.f_lasti : 2]
+    return frame.f_lasti < since or not _STORES.isdisjoint(done)
 
 
 def takes_in_a_loop(frame: FrameType) -> bool:

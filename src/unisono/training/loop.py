@@ -47,7 +47,7 @@ from unisono.engine.step.records import PhaseTimers
 from unisono.programs.forked import ForkedCopy
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.kept import KEY, KeptProgram
-from unisono.programs.live import frames_of_loop, iterators_around, takes_in_a_loop
+from unisono.programs.live import frames_of_loop, has_stored, iterators_around, takes_in_a_loop
 from unisono.programs.walk import VISITED_AT_MOST, programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
@@ -112,7 +112,8 @@ def begin_loop(
         place_on(model, optimizer, device)
     start(run, plan)
     itself: list[Callable[[], Any]] = []
-    steps = steps_of(run, plan, plan.fetch(), itself)
+    asked_at = -1 if frame is None else frame.f_lasti
+    steps = steps_of(run, plan, plan.fetch(), itself, asked_at)
     itself.append(weakref.ref(steps))
     return steps
 
@@ -168,11 +169,15 @@ def _schedules_in(state: Any) -> Iterator[int]:
 
 
 def steps_of(
-    run: RunContext, plan: LoopPlan, fetch: Fetch, itself: Sequence[Callable[[], Any]]
+    run: RunContext,
+    plan: LoopPlan,
+    fetch: Fetch,
+    itself: Sequence[Callable[[], Any]],
+    asked_at: int,
 ) -> Generator[Step, None, None]:
     """Give the steps of one loop. Collective: every rank uses every step, in the same order.
 
-    `itself` refers to this generator.
+    `itself` refers to this generator; the program's frame stood at `asked_at` when it was made.
     """
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
@@ -205,8 +210,10 @@ def steps_of(
                 with suppress(StepBrokenError):  # likewise, and all go back
                     run.observer.begin()
                     if not run.functions:  # else the observer has said so
+                        frames = frames_of_loop(sys._getframe(1), run.frame)
                         # Variables may have been set since the program asked for the steps.
-                        _watch_program(run, plan, frames_of_loop(sys._getframe(1), run.frame))
+                        if len(frames) > 1 or has_stored(run.frame, asked_at):
+                            _watch_program(run, plan, frames)
                         run.has_begun()
                     has_begun = True
             is_over = run.is_over(plan.totals)
@@ -234,13 +241,15 @@ def steps_of(
             num_steps += 1
             if not run.functions:
                 consumer = sys._getframe(1)
-                is_seen = num_steps == 1 or consumer is consumer_then
-                if not is_seen or not takes_in_a_loop(consumer):
-                    run.say_once(_UNSEEN)
-                consumer_then = consumer
+                if consumer is not consumer_then:
+                    if num_steps > 1 or not takes_in_a_loop(consumer):
+                        run.say_once(_UNSEEN)
+                    consumer_then = consumer
             if num_steps == 1 and not run.functions:
                 tell_of_loop(run, step)
-                if around := iterators_around(itself[0]()):
+                place = consumer.f_code, consumer.f_lasti
+                is_new, run.loops_seen = place not in run.loops_seen, run.loops_seen | {place}
+                if is_new and (around := iterators_around(itself[0]())):  # which takes its time
                     run.say_once(_COUNTED.format(around[0]))
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()

@@ -90,6 +90,7 @@ class RunContext:
     loop: str = ""  # tells the newest of them apart when the program is started again
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
     are_mixed: bool | None = None  # whether devices compute other bits; None before the first loop
+    loops_seen: frozenset[Any] = frozenset()  # the code of the program's own, and where in it
     told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
 
     @property
