@@ -31,3 +31,41 @@ class Centers(Callback):
 
 t = trainer(Centered(), callbacks=[Centers()])
 fit(t)
+
+# %% layer_grown_between_two_fits: SAME
+m = net()
+one = trainer(m, directory=DIR and DIR + "/small")
+one.fit(data, batch_size=16, epochs=3)
+wide = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 2))
+with torch.no_grad():
+    wide[0].weight[:8] = m[0].weight
+    wide[0].bias[:8] = m[0].bias
+    wide[2].weight[:, :8] = m[2].weight
+t = trainer(wide, directory=DIR and DIR + "/wide")
+t.fit(data, batch_size=16, epochs=3)
+
+
+# %% a_new_head_each_epoch: REFUSED
+class Heads(Callback):
+    def on_epoch_end(self, fit):
+        fit.model[2] = nn.Linear(8, 2)
+        fit.optimizer.param_groups[0]["params"] = list(fit.model.parameters())
+
+
+t = trainer(net(), callbacks=[Heads()])
+fit(t)
+
+# %% ties_undone: REFUSED
+m = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2))
+m[2].weight = m[0].weight
+
+
+class Unties(Callback):
+    def on_epoch_end(self, fit):
+        if fit.epoch == 1:
+            m[2].weight = nn.Parameter(m[0].weight.detach().clone())
+            fit.optimizer.add_param_group({"params": [m[2].weight]})
+
+
+t = trainer(m, callbacks=[Unties()])
+fit(t)
