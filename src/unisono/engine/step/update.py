@@ -56,8 +56,8 @@ class Options:
         name = next(
             name
             for group, noted in zip(self._optimizer.param_groups, self._seen, strict=False)
-            for name, was in zip((each for each in group if each != "params"), noted, strict=False)
-            if group[name] != was
+            for (name, now), was in zip(group.items(), noted, strict=False)
+            if name != "params" and now != was
         )
         raise RuntimeError(
             f"the loss function and the model must depend on the shard alone, but they set "
@@ -67,7 +67,7 @@ class Options:
 
     def _now(self) -> list[tuple[Any, ...]]:
         groups = self._optimizer.param_groups
-        return [tuple(v for name, v in group.items() if name != "params") for group in groups]
+        return [tuple({**group, "params": None}.values()) for group in groups]
 
 
 @dataclass(slots=True)
