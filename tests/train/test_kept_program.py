@@ -6,7 +6,9 @@ In callbacks, optimizers, layers, closures.
 import copy
 import functools
 import json
+import time
 from collections import deque
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -516,3 +518,30 @@ def test_what_was_damaged_in_a_checkpoint_is_refused():
         _, kept, _ = watched(number=1)
         with pytest.raises(CheckpointError, match="must be there as it was saved"):
             kept.load_state_dict(damaged)
+
+
+class Keeps(Callback):
+    """Has what cannot be kept with the run: a time in a row, and a result to come."""
+
+    def __init__(self):
+        self.rows, self.future = [], None
+
+    def on_step_end(self, fit, step):
+        self.rows.append((time.perf_counter(), step.means["loss"]))
+        self.future = Future()
+
+
+def keep():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2, callbacks=[Keeps()])
+    trainer.fit(TensorDataset(torch.ones(8, 3)), batch_size=4, steps=8)
+
+
+@pytest.mark.slow
+def test_what_is_left_to_each_worker_is_told_once(capfd):
+    unisono.launch(keep, workers=2)
+    out = capfd.readouterr().out
+    assert out.count("`Keeps.rows` differs from worker to worker") == 1
+    assert out.count("`Keeps.future` (a concurrent.futures._base.Future) has changed since") == 1

@@ -148,10 +148,9 @@ class KeptProgram:
                     content = _of_names(content, then, known.holder.names or (), holder.names or ())
                 place = _Place(holder, content, known.copy, at < num_read)
             else:
-                copied = account.copy(holder)
-                if holder.kind is h.DRAWN:
-                    copied = copy_of(holder.owner)
-                place = _Place(holder, then, copied, at < num_read)
+                is_drawn = holder.kind is h.DRAWN
+                copy = copy_of(holder.owner) if is_drawn else account.copy(holder)
+                place = _Place(holder, then, copy, at < num_read)
             self._places[holder.key] = place
         self._known = Known(walk.things, walk.names, self._tensors)
 
@@ -251,12 +250,14 @@ class KeptProgram:
                 if there.get(part) == said[first].get(part):
                     continue
                 key, _, slot = part.partition("\0")
-                place = self._places.get(key)
-                if place is not None and place.is_read_in_passes:
-                    raise _unlike(place.holder.shown(slot), first, rank)
                 self._own.add(part)
-                if place is not None and isinstance(packed.get(part), Mapping):
-                    self._alone.add(place.holder.shown(slot))
+                if (place := self._places.get(key)) is None:
+                    continue
+                path = place.holder.shown(slot) if slot else place.holder.path
+                if place.is_read_in_passes:
+                    raise _unlike(path, first, rank)
+                if isinstance(packed.get(part), Mapping):
+                    self._alone.add(path)
 
     # What has changed
 
@@ -322,7 +323,7 @@ class KeptProgram:
         if holder.kind is h.POSITION:
             raise self._opaque(place, holder.path, "how far a file has been read")
         try:
-            if holder.kind is h.CONTENTS:
+            if holder.kind in (h.CONTENTS, h.DRAWN):
                 return {"contents": packer.pack(holder.owner, inside=True)}
             if holder.kind is h.TABLE:
                 there = {name: _in_table(holder.owner, name) for name in slots if name in names}
@@ -333,8 +334,6 @@ class KeptProgram:
             if holder.kind is h.ENTRIES and not self._may_put_back(place):
                 there = dict(zip(names, values, strict=True))
                 return self._slots(packer, place, [s for s in slots if type(s) is str], there)
-            if holder.kind is h.DRAWN:
-                return {"contents": packer.pack(holder.owner, inside=True)}
             if holder.kind is h.ENTRIES:
                 return {"content": [packer.keys(names), packer.pack(list(values))]}
             return {"content": [None, [packer.pack(value) for value in values]]}
