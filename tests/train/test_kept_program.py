@@ -6,6 +6,7 @@ In callbacks, optimizers, layers, closures.
 import copy
 import functools
 import json
+import os
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -545,3 +546,16 @@ def test_what_is_left_to_each_worker_is_told_once(capfd):
     out = capfd.readouterr().out
     assert out.count("`Keeps.rows` differs from worker to worker") == 1
     assert out.count("`Keeps.future` (a concurrent.futures._base.Future) has changed since") == 1
+
+
+def test_a_file_sets_nothing_of_the_process_that_the_program_never_sets(monkeypatch):
+    monkeypatch.delenv("PATH_OF_OTHERS", raising=False)
+    _, kept, _ = watched()
+    state = kept.state_dict()
+    here = os.getcwd()
+    slots = {"os.environ PATH_OF_OTHERS": "x", "os.environ RANK": "7", "os.getcwd()": "/"}
+    there = {"slots": slots, "gone": [], "rest": []}
+    kept.load_state_dict({**state, "values": {**state["values"], "settings ": there}})
+    assert os.getcwd() == here
+    assert os.environ.keys().isdisjoint({"PATH_OF_OTHERS"})
+    assert os.environ.get("RANK") != "7"

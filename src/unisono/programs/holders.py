@@ -247,7 +247,7 @@ def _read_patched(owner: Any, names: Any) -> Content:
 def _put_patched(owner: Any, names: Any, content: Content) -> None:
     now, wanted = _read_patched(owner, names), dict(zip(*content, strict=True))
     for name in changed_slots(content, now):
-        if name in wanted:
+        if name in wanted and name in names:  # a file may ask for others
             setattr(owner, name, wanted[name])
 
 
@@ -432,16 +432,18 @@ _OF_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # a worker
 def _read_settings(owner: Any, names: Any) -> Content:
     there = [name for name in names if name in os.environ and name not in _OF_PLACE]
     variables = {f"{_ENVIRONMENT}{name}": os.environ[name] for name in there}
-    settings = {name: get() for name, (get, _) in owner.items()}
+    settings = {name: get() for name, (word, get, _) in owner.items() if word in {*names, ""}}
     return (*settings, *variables), (*settings.values(), *variables.values())
 
 
 def _put_settings(owner: Any, names: Any, content: Content) -> None:
     now, wanted = _read_settings(owner, names), dict(zip(*content, strict=True))
     for name in changed_slots(content, now):
-        variable = name.removeprefix(_ENVIRONMENT)
-        if name in owner:
-            owner[name][1](wanted[name])
+        variable = bare(name)
+        if name in now[0] and name in owner:
+            owner[name][2](wanted[name])
+        elif variable not in names or variable in _OF_PLACE:
+            continue  # a file may ask for what the program never sets
         elif name in wanted:
             os.environ[variable] = wanted[name]
         else:
@@ -463,21 +465,36 @@ def _set_decimal(value: Any) -> None:
     context.prec, context.rounding = value
 
 
-SETTINGS_OF_PROCESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+SETTINGS_OF_PROCESS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], object]]] = {
     "decimal.getcontext()": (
+        "getcontext",
         lambda: (decimal.getcontext().prec, decimal.getcontext().rounding),
         _set_decimal,
     ),
-    "numpy.geterr()": (lambda: tuple(np.geterr().items()), lambda now: np.seterr(**dict(now))),
-    "os.getcwd()": (os.getcwd, os.chdir),
-    "sys.getrecursionlimit()": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "numpy.geterr()": (
+        "seterr",
+        lambda: tuple(np.geterr().items()),
+        lambda now: np.seterr(**dict(now)),
+    ),
+    "os.getcwd()": ("chdir", os.getcwd, os.chdir),
+    "sys.getrecursionlimit()": (
+        "setrecursionlimit",
+        sys.getrecursionlimit,
+        sys.setrecursionlimit,
+    ),
     "torch.utils.hooks.RemovableHandle.next_id": (
+        "",
         lambda: RemovableHandle.next_id,
         partial(setattr, RemovableHandle, "next_id"),
     ),
-    "torch.get_default_dtype()": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch.get_default_dtype()": (
+        "set_default_dtype",
+        torch.get_default_dtype,
+        torch.set_default_dtype,
+    ),
 }
-"""What the process has once, by how a program asks for it: how it is read, and how it is set."""
+"""What the process has once, by how a program asks for it: the word by which a program sets it,
+without which it does not count; how it is read, and how it is set."""
 HOOKS_OF_ALL = {
     name: table
     for name, table in vars(torch.nn.modules.module).items()
