@@ -122,6 +122,14 @@ class _Warm:
             self._process.wait()
 
 
-@functools.cache
+_ONE = threading.Lock()  # a cache calls as often as threads ask at once, and a test may start eight
+
+
 def _warm() -> _Warm:
+    with _ONE:
+        return _the_only()
+
+
+@functools.cache
+def _the_only() -> _Warm:
     return _Warm()
