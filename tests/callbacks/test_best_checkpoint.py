@@ -19,7 +19,8 @@ class Fit:
     def __init__(self, directory=None):
         self.step, self.has_ended, self.directory = 0, False, directory
         self.has_joined = False
-        self.model, self.said, self.saved = torch.nn.Linear(1, 1), [], []
+        self.model = self.validated_model = torch.nn.Linear(1, 1)
+        self.said, self.saved = [], []
 
     def once(self, work, purpose):
         assert len(purpose) <= 24

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import unisono
-from unisono.callbacks import EMA
+from unisono.callbacks import EMA, BestCheckpoint, Callback
 
 STEPS = 17
 
@@ -109,3 +109,68 @@ def test_other_models_are_refused():
 def test_wrong_options_are_refused(options, kind, words):
     with pytest.raises(kind, match=words):
         EMA(**options)
+
+
+def validated(folder, steps=STEPS, directory=None):
+    """Validate, and save, on averaged weights; returns what has been found, and the file's."""
+    model, optimizer, data, loss = made("mixed")
+    ema, best = EMA(0.9), BestCheckpoint(folder / "best.safetensors")
+    seen = []
+
+    class Compared(Callback):
+        def on_validation(self, fit, means, seconds):
+            assert same(dict(fit.validated_model.named_parameters()), dict(ema.weights))
+            seen.append((fit.step, means["loss"]))
+
+    callbacks = [ema, best, Compared()]
+    trainer = unisono.Trainer(
+        model, optimizer, loss, shards=3, directory=directory, callbacks=callbacks
+    )
+    options = {"validate": data, "validate_every": 5, "validate_model": ema.model}
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps, **options)
+    averaged, trained = (
+        trainer.evaluate(data, batch_size=cases.BATCH_SIZE, model=one)["loss"]
+        for one in (ema.model(model), None)
+    )
+    assert seen[-1] == (steps, averaged)
+    assert averaged != trained
+    saved = made("mixed")[0]
+    unisono.load_weights(folder / "best.safetensors", saved)
+    # Only the averaged parameters are others: buffers are the trained model's.
+    kept = trainer.evaluate(data, batch_size=cases.BATCH_SIZE, model=saved)["loss"]
+    return seen, kept, best.best, trainer.digest()
+
+
+def test_validations_and_the_best_weights_may_be_of_the_average(tmp_path):
+    seen, kept, best, digest = validated(tmp_path)
+    assert [step for step, _ in seen] == [5, 10, 15, STEPS]
+    assert kept == min(loss for _, loss in seen)
+    assert best == min(loss for step, loss in seen if step != STEPS)
+    validated(tmp_path, steps=7, directory=tmp_path / "run")
+    assert validated(tmp_path, directory=tmp_path / "run")[1:] == (kept, best, digest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_they_are_the_same_after_a_kill(tmp_path, monkeypatch, rank):
+    alone = validated(tmp_path, steps=300)
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank={rank},step=6")
+    found = unisono.launch(validated, tmp_path, 300, workers=2)
+    assert [one[1:] for one in found] == [alone[1:]] * 2
+    assert found[1 - rank][0] == alone[0]
+    joined_at = found[rank][0][0][0]
+    assert joined_at < 250, "the replacement has come too late to prove anything"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        (3, TypeError, r"`validate_model` must be a function of \(model\)"),
+        (lambda model: {}, TypeError, "what `validate_model` returns must be a torch.nn.Module"),
+    ],
+)
+def test_what_gives_no_model_to_validate_is_refused(given, kind, words):
+    model, optimizer, data, loss = made("cnn")
+    trainer = unisono.Trainer(model, optimizer, loss, shards=1)
+    with pytest.raises(kind, match=words):
+        trainer.fit(data, batch_size=4, steps=1, validate=data, validate_model=given)

@@ -13,6 +13,7 @@ from unisono.tools.plan.efficiency import (
     PlanAnswer,
     efficiencies,
     on_hosts,
+    pays_from,
     timed_steps,
 )
 from unisono.training.events.step_sample import Seconds, without_pauses
@@ -80,6 +81,16 @@ def test_a_cause_costs_no_more_than_the_gap() -> None:
     assert row.causes_s["exchange"] == pytest.approx(0.01)  # and contention is negative
     assert "Limit: exchange" in row.limit
     assert ", 5 ms; a step on 2 workers takes 25 ms, ideally 20 ms." in row.limit
+
+
+def test_the_batch_from_which_on_workers_gain_is_told() -> None:
+    alone = told(0.002, updating_s=0.001)
+    answer = PlanAnswer("train.py", measured(alone, told(0.001, 0.001, exchange_s=0.004)), 2, None)
+    (line,) = [note for note in answer.as_json["notes"] if "slower" in note]
+    assert "they gain from a batch of about 96 on" in line  # passes of 6 ms, halved: 3 of 6
+    assert pays_from(answer.measured, answer.measured.steps[-1]) == 96
+    gains = measured(told(0.04), told(0.02, 0.02, exchange_s=0.001))
+    assert pays_from(gains, gains.steps[-1]) is None
 
 
 def test_steps_after_a_pause_are_left_out() -> None:

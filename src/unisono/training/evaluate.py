@@ -70,7 +70,11 @@ class Passes:
         return Sweep(self._run, name, loop, None if model is None else checked(model), functions)
 
     def validation(
-        self, reading: Reading, sets: Mapping[str, Any], measured: Metrics | None
+        self,
+        reading: Reading,
+        sets: Mapping[str, Any],
+        measured: Metrics | None,
+        model: Callable[[], nn.Module] | None,
     ) -> Callable[[], dict[str, Any]]:
         """Make what evaluates data sets by name, read as another; raises where one cannot be."""
         whole = {name: reading.of_another(one).in_dataset_order() for name, one in sets.items()}
@@ -78,7 +82,7 @@ class Passes:
             self._run.plan_pass(each)
 
         def find() -> dict[str, Any]:
-            found = {name: self.evaluate(each, measured, None) for name, each in whole.items()}
+            found = {name: self.evaluate(each, measured, model) for name, each in whole.items()}
             return {
                 f"{name}/{key}" if name else key: value
                 for name, means in found.items()
@@ -88,14 +92,18 @@ class Passes:
         return find
 
     def evaluate(
-        self, reading: Reading, measured: Metrics | None, model: nn.Module | None
+        self,
+        reading: Reading,
+        measured: Metrics | None,
+        model: Callable[[], nn.Module] | None,
     ) -> dict[str, Any]:
-        """See :meth:`Trainer.evaluate`. Collective."""
+        """See :meth:`Trainer.evaluate`; `model` makes another model. Collective."""
 
         def compute() -> bytes:
             with self._computing.under_way(self._run.kept.model):
                 used = (self.loss, self.embed, measured)
-                sweep = self.sweep("evaluate", reading, model, *used)
+                other = None if model is None else model()
+                sweep = self.sweep("evaluate", reading, other, *used)
                 loss = self.rehearsed("loss", self.loss)
                 if self.embed is not None:
                     embed = self.rehearsed("embed", self.embed)
@@ -112,6 +120,13 @@ def checked(model: nn.Module) -> nn.Module:
     """Give a model that a program has passed; raises TypeError if it is none."""
     check_module("model", model)
     return model
+
+
+def model_to_validate(make: Callable[[nn.Module], nn.Module], trained: nn.Module) -> nn.Module:
+    """Return what `validate_model` makes of the trained model; raises TypeError if it is none."""
+    made = make(trained)
+    check_module("what `validate_model` returns", made)
+    return made
 
 
 def evaluate(

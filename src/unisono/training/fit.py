@@ -36,6 +36,7 @@ from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import as_it_was, begin_loop
 from unisono.training.loop_plan import FitTotals, LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
+from unisono.training.pace import Pace
 from unisono.training.rehearsals import Rehearsals
 from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
@@ -59,10 +60,11 @@ class FitUnderWay(Observer):
         validation: Validation,
         schedule: ScheduleUnderWay,
         embed: Callable[[nn.Module, Any], Any] | None = None,
+        validated: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._run, self._context = run, context_of(run)
         self._plan, self._callbacks = plan, callbacks
-        self._loss, self._embed = loss, embed
+        self._loss, self._embed, self._validated = loss, embed, validated
         reading = plan.reading
         functions = {"loss": loss, "embed": embed}
         can_read = not is_stream(reading.dataset)
@@ -86,6 +88,7 @@ class FitUnderWay(Observer):
         self._has_begun = self._is_over = False
         self._labels, self._growth = LabelCounts(self._context), Growth(self._context)
         self._kept_step: int | None = None
+        self._pace: Pace | None = None
         self._has_skipped = self.has_ended = False
         self._memory, self._has_memory = MemoryWatch(run.device, team), not run.device.is_host
         self.end_step = run.position.step
@@ -104,6 +107,8 @@ class FitUnderWay(Observer):
                 self._context.say_once(line)
             self._conclusions.begin()
             self._totals = FitTotals(run.position, run.last)
+            if run.device.is_host and self._context.team.size > 1:  # elsewhere passes end later
+                self._pace = Pace(self._context.team, run.position.step)
             with computing:
                 for step in steps:
                     self._take(step)
@@ -116,6 +121,11 @@ class FitUnderWay(Observer):
             steps.close()
             self._rehearsals.close()
             self._is_over = True
+
+    @property
+    def validated_model(self) -> nn.Module:
+        """See :class:`Fit`."""
+        return self.model if self._validated is None else self._validated()
 
     @property
     def directory(self) -> Path | None:
@@ -280,6 +290,8 @@ class FitUnderWay(Observer):
         self._next = step.number + 1
         if self._has_memory:
             self._memory.look()
+        if self._pace is not None and (line := self._pace.look(step.number)):
+            self._say_once(line)
         if step.is_skipped and not self._has_skipped:
             self._has_skipped = True
             self.say(

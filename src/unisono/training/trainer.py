@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,14 @@ from unisono.training.callbacks.logger import with_loggers
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary
 from unisono.training.computing import Computing, is_compiled
-from unisono.training.evaluate import Passes, checked
+from unisono.training.evaluate import Passes, checked, model_to_validate
 from unisono.training.first_steps import check_moments
 from unisono.training.fit import FitUnderWay
 from unisono.training.loss_function import (
     Loss,
     WholeBatch,
     check_forward,
+    check_function,
     check_loss,
     forward_inputs,
     outputs_and_targets,
@@ -185,6 +187,7 @@ class Trainer:
         validate_every: int | str = "1 epoch",
         validate_metrics: Any = None,
         validate_forward: Forward = outputs_and_targets,
+        validate_model: Callable[[nn.Module], nn.Module] | None = None,
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
         drop_last: bool = False,
@@ -219,6 +222,8 @@ class Trainer:
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             validate_metrics: what else to compute then, as `metrics` of :meth:`evaluate`.
             validate_forward: what metrics are given, as `forward` of :meth:`evaluate`.
+            validate_model: returns the model to validate, given the one that is trained, such as
+                ``ema.model``; `BestCheckpoint` saves its weights.
             shuffle: whether samples are shuffled anew in each epoch; None: yes, unless there is a
                 sampler.
             sampler: the order of samples: a function of (epoch, seed) that returns indices, equally
@@ -267,8 +272,12 @@ class Trainer:
                 "`validate` must be given where `validate_metrics` say what to compute of it, but "
                 "is None: pass a dataset, or leave `validate_metrics` out."
             )
+        validated = None
+        if validate_model is not None:
+            check_function("validate_model", validate_model, ("model",))
+            validated = functools.partial(model_to_validate, validate_model, run.model)
         if sets:
-            find_means = passes.validation(reading, sets, measured)
+            find_means = passes.validation(reading, sets, measured, validated)
         callbacks = Callbacks(self._all_callbacks(), self.directory)
         check_moments(callbacks)
         computed = () if measured is None else measured.names
@@ -284,7 +293,7 @@ class Trainer:
             for callback in callbacks:
                 callback.before_resume(directory)
         fit = FitUnderWay(
-            run, plan, passes.loss, callbacks, validation, self._schedule, passes.embed
+            run, plan, passes.loss, callbacks, validation, self._schedule, passes.embed, validated
         )
         return fit.go_through(self._computing.under_way(self.run.model))
 
@@ -329,7 +338,8 @@ class Trainer:
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         reading = self._read_in_order(dataset, batch_size)
-        return self._passes.evaluate(reading, self._passes.metrics(metrics, forward), model)
+        other = None if model is None else lambda: model
+        return self._passes.evaluate(reading, self._passes.metrics(metrics, forward), other)
 
     @habits_met("predict(test_set, batch_size=64)")
     def predict(

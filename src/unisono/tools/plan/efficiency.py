@@ -18,6 +18,7 @@ Batch, shards and so all bits stay as they are; therefore it ends at S workers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -224,6 +225,20 @@ def _efficiency(measured: Measured, alone: TimedSteps, steps: TimedSteps) -> Eff
     )
 
 
+def pays_from(measured: Measured, steps: TimedSteps) -> int | None:
+    """Return the batch from which on so many workers are faster than one; None: any batch is.
+
+    Passes take longer in proportion to the batch, and what lies between them takes the same time.
+    """
+    alone, number = measured.steps[0], measured.num_shards
+    part = most_shards(number, steps.num_workers) / number
+    saved_s = alone.own_s * (1 - part)
+    more_s = (steps.step_s - alone.own_s * part) - (alone.step_s - alone.own_s)
+    if more_s <= saved_s or saved_s <= 0:
+        return None
+    return math.ceil(measured.batch_size * more_s / saved_s)
+
+
 def most_shards(num_shards: int, num_workers: int) -> int:
     """Count the shards of the worker that has the most."""
     return -(-num_shards // num_workers)
@@ -337,6 +352,14 @@ class PlanAnswer:
                 f"{most} workers {size(saved)}: it keeps {size(kept)} of "
                 f"{size(state)} of optimizer state, and no sums of other workers' parameters, "
                 f"{size(sums)}, unless `clip_norm` or `on_gradients` reads them."
+            )
+        steps = measured.steps[-1]
+        is_quiet = max(steps.turns_s) <= (1 + _BUSY) * min(steps.turns_s)
+        if is_quiet and (batch_size := pays_from(measured, steps)) is not None:
+            yield (
+                f"{most} workers are slower than one, as passes are short beside what sharing a "
+                f"step takes: they gain from a batch of about {batch_size:,} on, or with a larger "
+                f"model."
             )
         if self.most_asked > most:
             yield f"It ends at {most}: more workers need more `shards`, which give other results."

@@ -205,7 +205,7 @@ class BestCheckpoint(_Judge):
                 raise OSError(trouble)
             path.parent.mkdir(parents=True, exist_ok=True)
             # Parameters change only after all have met, so nobody changes them meanwhile.
-            save_weights(fit.model, path)
+            save_weights(fit.validated_model, path)
         except OSError as error:
             why = str(error).removesuffix(".")
             return (

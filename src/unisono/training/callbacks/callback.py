@@ -83,6 +83,10 @@ class Fit(Protocol):
         """What is trained; to be read, not changed."""
 
     @property
+    def validated_model(self) -> nn.Module:
+        """What is validated: `model`, or what ``fit(validate_model=…)`` makes of it now."""
+
+    @property
     def optimizer(self) -> Optimizer:
         """What updates it; to be read, not changed."""
 

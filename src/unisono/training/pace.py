@@ -1,0 +1,52 @@
+"""Are several workers slower than one would be? Said once, where a model is too small to gain.
+
+Sharing a step takes the time of a few meetings, whatever the model is. One worker would need the
+passes and updates of all, one after the other::
+
+    W workers   pass │ meetings, sums │ update                       the time between two steps
+    one         pass of rank 0 │ pass of rank 1 │ … │ updates        the sum of all workers' phases
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from unisono.runtime.notices import duration
+from unisono.runtime.workers.team import Team
+
+_FROM_STEP, _NUM_STEPS = 48, 16  # of a call; before, steps are rehearsed and memory is made
+_SURELY = 1.15
+
+
+class Pace:
+    """Compares some steps with what one worker would take. Final; for one call of ``fit``.
+
+    Args:
+        begun_at: the number of the call's first step.
+    """
+
+    def __init__(self, team: Team, begun_at: int) -> None:
+        self._team, self._first = team, begun_at + _FROM_STEP
+        self._seen: list[tuple[float, float]] = []  # seconds of a step, and of one worker's
+
+    def look(self, step: int) -> str | None:
+        """Look at a step that is done; returns a line for the user once enough were seen."""
+        if not self._first <= step < self._first + _NUM_STEPS:
+            return None
+        team = self._team
+        before, now = (team.times(team.world.rank, each) for each in (step - 1, step))
+        of_all = [team.times(rank, step - 1) for rank in team.membership.ranks]
+        if before is not None and now is not None and None not in of_all:
+            # All but when the step began, the wait for others, and the sum over them.
+            alone_s = sum(sum(times[1:4]) + times[6] for times in of_all if times is not None)
+            self._seen.append((now[0] - before[0], alone_s))
+        if step + 1 < self._first + _NUM_STEPS or len(self._seen) < _NUM_STEPS // 2:
+            return None
+        step_s, alone_s = (median(seconds) for seconds in zip(*self._seen, strict=True))
+        if step_s < _SURELY * alone_s:
+            return None
+        return (
+            f"{len(of_all)} workers are slower than one would be: a step takes {duration(step_s)}, "
+            f"but the passes and updates of all workers together {duration(alone_s)}; a larger "
+            f"model or batch gains, and `unisono plan` measures from which batch on"
+        )
