@@ -17,7 +17,7 @@ TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoi
 demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
 
-test: .venv/ready          ## every test, in about eight minutes on two cores
+test: .venv/ready          ## every test, in about twelve minutes on two cores
 	$(BIN)/python -m pytest -q $(THREE) -m "not long and not gpu and not hosts"
 
 fast: .venv/ready          ## the quick tests, in a minute on two cores

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 PAGES_THAT_RUN = ["start", "training", "data", "losses", "checkpoints", "callbacks"]
-PAGES_THAT_RUN += ["programs", "models", "gpus", "split", "events"]
+PAGES_THAT_RUN += ["programs", "models", "gpus", "split", "events", "exporting"]
 # GPUs are the CPU here, which layers cannot be divided over by name: that block is left out.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] * 2'}
 LEFT_OUT = '{"cuda:0": ['
@@ -123,6 +123,12 @@ loss = lambda model, batch: F.cross_entropy(model(batch["image"], batch["text"])
 auc = lambda outputs, targets: roc_auc_score(targets, outputs)
 trainer = unisono.Trainer(model, torch.optim.Adam(model.parameters()), loss)
 exec(BLOCK)
+""",
+    ("exporting", 1): "exec(BLOCK); assert torch.equal(outputs, model.eval()(inputs))",
+    ("exporting", 2): """
+import importlib.util
+if importlib.util.find_spec("onnxscript"):
+    exec(BLOCK)
 """,
     # It reads what a block of another page has written.
     ("events", 0): 'os.symlink("checkpoints0nist", "runs/events0nist"); exec(BLOCK); losses[0]',

@@ -61,7 +61,7 @@ def test_pages_stay_as_short_as_they_are_meant_to_be() -> None:
     assert len((DOCS / "guarantees.md").read_text().split()) <= 1800
     navigation = (REPOSITORY / "mkdocs.yml").read_text().split("\nnav:")[1].split("\ntheme:")[0]
     sections = dict(re.findall(r"^  - ([^:]*):\n((?: {6}.*\n)+)", navigation, re.M))
-    most = {"Train": 5, "Existing programs": 3, "More devices and hosts": 6, "Look and check": 5}
+    most = {"Train": 6, "Existing programs": 3, "More devices and hosts": 6, "Look and check": 5}
     for section, number in most.items():
         assert len(sections[section].splitlines()) <= number, section
 
@@ -240,6 +240,8 @@ def test_the_first_page_shows_the_program_and_the_numbers_of_others() -> None:
     cards = re.findall(r"^    (.*)\n\n    \[.*\(problems/(\w+)\.md\)$", INDEX.read_text(), re.M)
     picture = re.findall(r": (0\.\d+)<", (DOCS / "pictures" / "curves.svg").read_text())
     assert len(picture) == 4
+    narrow = (DOCS / "pictures" / "curves-narrow.svg").read_text()
+    assert re.findall(r": (0\.\d+)<", narrow) == picture
     assert len(cards) == len(PROBLEMS)
     for text, name in [*cards, (" ".join(picture), "accuracy")]:
         page = (DOCS / "problems" / f"{name}.md").read_text()

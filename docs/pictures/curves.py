@@ -12,8 +12,8 @@ HERE = Path(__file__).parent
 PAGE = REPOSITORY / "docs" / "problems" / "accuracy.md"
 WORKERS, NAMES = (1, 2, 4), ("1 process", "2 processes", "4 processes")
 PANELS = (
-    ("DDP: the same program on 1, 2 and 4 processes", "torchrun --nproc-per-node {} ddp.py 32"),
-    ("Unisono: the same program on 1, 2 and 4 workers", "unisono run -n {} train.py"),
+    ("DDP, 32 images per process: the batch grows", "torchrun --nproc-per-node {} ddp.py 32"),
+    ("Unisono, 32 images per batch on any number", "unisono run -n {} train.py"),
 )
 # Text, grid, and a line for each number of workers.
 LIGHT = ("#1f2328", "#d0d7de", ("#2a60c8", "#0e8a62", "#d0490f"))
@@ -24,7 +24,7 @@ MOST = 2.2  # the largest loss that is drawn
 
 
 def draw() -> None:
-    """Run the programs; write a picture for light and one for dark pages."""
+    """Run the programs; write pictures for light and dark pages, wide and narrow."""
     with tempfile.TemporaryDirectory() as folder:
         for name, program in programs_of(PAGE).items():
             (Path(folder) / name).write_text(program)
@@ -33,7 +33,9 @@ def draw() -> None:
             for _, command in PANELS
         ]
     for name, colors in (("curves", LIGHT), ("curves-dark", DARK)):
-        (HERE / f"{name}.svg").write_text("\n".join(_picture(curves, *colors)) + "\n")
+        for width, across in (("", 2), ("-narrow", 1)):  # the narrow ones are for phones
+            lines = _picture(curves, across, *colors)
+            (HERE / f"{name}{width}.svg").write_text("\n".join(lines) + "\n")
 
 
 def _losses(lines: Sequence[str]) -> list[float]:
@@ -41,14 +43,20 @@ def _losses(lines: Sequence[str]) -> list[float]:
 
 
 def _picture(
-    curves: Sequence[Sequence[Sequence[float]]], text: str, grid: str, colors: Sequence[str]
+    curves: Sequence[Sequence[Sequence[float]]],
+    across: int,
+    text: str,
+    grid: str,
+    colors: Sequence[str],
 ) -> Iterator[str]:
+    size = f"{across * WIDTH} {len(PANELS) // across * HEIGHT}"
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" '
         f'font-family="system-ui, sans-serif" font-size="13" fill="{text}">'
     )
     for number, ((title, _), lines) in enumerate(zip(PANELS, curves, strict=True)):
-        yield f'<g transform="translate({number * WIDTH} 0)">'
+        down, right = divmod(number, across)
+        yield f'<g transform="translate({right * WIDTH} {down * HEIGHT})">'
         yield f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{title}</text>'
         yield from _axes(len(lines[0]), text, grid)
         are_one, height = all(line == lines[0] for line in lines), math.inf
