@@ -40,7 +40,7 @@ def test_options_that_belong_together_are_documented_and_stay_as_they_are(kind):
         ({"seed": 2**64}, ValueError, f"`seed` must be below {2**64}, but is {2**64}: pass `seed="),
         ({"shards": "2"}, TypeError, "`shards` must be a whole number, but is '2'"),
         ({"exact": None}, TypeError, "`exact` must be True or False, but is None"),
-        ({"exact": 1}, TypeError, "`exact` must be True or False, but is 1"),
+        ({"exact": 2}, TypeError, "`exact` must be True or False, but is 2"),
         ({"checkpoint": 1}, ValueError, "`directory` must say where checkpoints go"),
         ({"directory": ""}, ValueError, "`directory` must name a folder, but is empty"),
         ({"directory": "here", "checkpoint": "soon"}, ValueError, "`checkpoint` must be a number"),

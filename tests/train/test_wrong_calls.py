@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import unisono
 from unisono.callbacks import EarlyStopping
@@ -20,6 +20,14 @@ FIT = {"batch_size": 16, "steps": 1}
 
 def cross_entropy(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class Forgetful(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, x):
+        super().forward(x)
 
 
 class Net(nn.Linear):
@@ -247,6 +255,49 @@ CALLS = {
         lambda: fit({"train": DATA}),
         "the dataset must have samples numbered from 0",
         'pass one of them, such as `datasets["train"]`',
+    ),
+    "fit('data/')": (
+        lambda: fit("data/"),
+        "the dataset must hold samples, but is 'data/'",
+        "make one of it, such as `ImageFolder('data/')`",
+    ),
+    "fit(TensorDataset)": (
+        lambda: fit(TensorDataset),
+        "the dataset must hold samples, but is the class TensorDataset",
+        "make one, such as `TensorDataset(…)`",
+    ),
+    "fit(DataLoader)": (lambda: fit(DataLoader), "but is the class DataLoader", "make one"),
+    "fit(iter(loader))": (
+        lambda: fit(iter(DataLoader(DATA, 16)), batch_size=None),
+        "the dataset must hold samples, but is an iterator over a DataLoader",
+        "pass the DataLoader itself",
+    ),
+    "validate='test/'": (lambda: fit(validate="test/"), "must hold samples, but is", "make one"),
+    "predict('x.csv')": (
+        lambda: trainer().predict("x.csv", batch_size=4),
+        "the dataset must hold samples, but is 'x.csv'",
+        "make one of it",
+    ),
+    "sampler=RandomSampler": (
+        lambda: fit(sampler=RandomSampler),
+        "`sampler` must be a sampler, or a function of (epoch, seed), but is the class Random",
+        "make one, such as `RandomSampler(dataset)`",
+    ),
+    "batch_sampler=BatchSampler": (
+        lambda: fit(batch_size=None, batch_sampler=BatchSampler),
+        "`batch_sampler` must be a sampler",
+        "make one, such as `BatchSampler(dataset)`",
+    ),
+    "shuffle='yes'": (
+        lambda: fit(shuffle="yes"),
+        "`shuffle` must be True or False (None: yes, unless there is a sampler), but is 'yes'",
+        "pass `shuffle=True`",
+    ),
+    "drop_last='no'": (lambda: fit(drop_last="no"), "`drop_last` must be True or False", "pass"),
+    "forward without return": (
+        lambda: fit(model=Forgetful()),
+        "The model returns None",
+        "end its `forward` with `return`",
     ),
     "launch(main())": (
         lambda: unisono.launch(None, workers=2),

@@ -9,6 +9,7 @@ How many samples a dataset has, if that is known, and whether they are read by n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, ValuesView
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -27,11 +28,12 @@ from torch.utils.data import (
     SubsetRandomSampler,
     default_collate,
 )
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.plan.samples import ENDLESS
-from unisono.runtime.whole import check_whole
+from unisono.runtime.whole import check_flag, check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class Reading:
     loader_workers: int = 0
     collate_fn: Collate | None = None
 
+    def __post_init__(self) -> None:
+        _check_holds_samples(self.dataset)
+
     @classmethod
     def of(
         cls,
@@ -67,6 +72,15 @@ class Reading:
         Raises TypeError without a batch size, ValueError for what cannot be kept or does not fit.
         """
         _check_is_one(dataset)
+        _check_holds_samples(dataset)
+        check_flag("shuffle", shuffle, none="yes, unless there is a sampler")
+        check_flag("drop_last", drop_last)
+        for name, given_class in {"sampler": sampler, "batch_sampler": batch_sampler}.items():
+            if isinstance(given_class, type):
+                raise TypeError(
+                    f"`{name}` must be a sampler, or a function of (epoch, seed), but is the class "
+                    f"{given_class.__name__}: make one, such as `{given_class.__name__}(dataset)`."
+                )
         groups = check_whole("groups", groups, at_least=1)
         given = {
             "batch_size": batch_size,
@@ -112,6 +126,20 @@ class Reading:
                 "collate_fn=…)`, or one that has a `batch_sampler`, too."
             )
         return replace(self, shuffle=False, groups=1)
+
+
+def _check_holds_samples(dataset: Any) -> None:
+    """Refuse a path, a class, or a pass over a loader that has begun, in the place of a dataset."""
+    if isinstance(dataset, (str, bytes, os.PathLike)):
+        seen, remedy = repr(dataset), f"make one of it, such as `ImageFolder({dataset!r})`"
+    elif isinstance(dataset, type):
+        name = dataset.__name__
+        seen, remedy = f"the class {name}", f"make one, such as `{name}(…)`"
+    elif isinstance(dataset, _BaseDataLoaderIter):
+        seen, remedy = "an iterator over a DataLoader", "pass the DataLoader itself"
+    else:
+        return
+    raise TypeError(f"the dataset must hold samples, but is {seen}: {remedy}.")
 
 
 def _check_is_one(dataset: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whole numbers from callers, of any integer type."""
+"""Whole numbers and flags from callers, of any type that means them."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def check_whole(name: str, value: Any, *, at_least: int, below: int | None = Non
     if below is not None and whole >= below:
         raise ValueError(f"`{name}` must be below {below}, but is {whole}: {example}.")
     return whole
+
+
+def check_flag(name: str, value: Any, *, none: str = "") -> None:
+    """Refuse anything but True or False; None only where it means what `none` says."""
+    if value is None and none:
+        return
+    is_of_numpy = type(value).__module__ == "numpy"  # which the launcher does not load
+    if not (isinstance(value, int) or is_of_numpy) or value not in (0, 1):
+        or_none = f" (None: {none})" if none else ""
+        raise TypeError(
+            f"`{name}` must be True or False{or_none}, but is {value!r}: pass `{name}=True`, say."
+        )

@@ -6,9 +6,11 @@ mistyped option of a loss as well as a column that the model does not take.
 
 from __future__ import annotations
 
+import dis
 import os
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple
@@ -102,6 +104,25 @@ def _holds(tree: Any, wanted: Any, depth: int = 3) -> bool:
     return any(_holds(part, wanted, depth - 1) for part in parts)
 
 
+def _forward_returns_nothing(raised: _Raised) -> bool:
+    """Tell whether a module that a function on the way has called never returns anything."""
+    values = [value for frame in raised.frames for value in frame.f_locals.values()]
+    modules = [one for value in values if isinstance(value, nn.Module) for one in value.modules()]
+    return any(_never_returns(type(one).forward) for one in modules)
+
+
+def _never_returns(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_filename.startswith(os.path.dirname(torch.__file__)):
+        return False
+    steps = list(dis.get_instructions(code))
+    given = [before for before, each in pairwise(steps) if each.opname == "RETURN_VALUE"]
+    constant = [each for each in steps if each.opname == "RETURN_CONST"]
+    return all(each.opname == "LOAD_CONST" and each.argval is None for each in given) and all(
+        each.argval is None for each in constant
+    )
+
+
 class _Hint(NamedTuple):
     words: str  # of the exception
     is_about: Callable[[_Raised], bool]
@@ -109,6 +130,11 @@ class _Hint(NamedTuple):
 
 
 _HINTS = (
+    _Hint(
+        "NoneType",
+        _forward_returns_nothing,
+        "The model returns None: end its `forward` with `return`, and what it has computed.",
+    ),
     _Hint(
         "does not require grad and does not have a grad_fn",
         _is_of_optimizer,

@@ -16,7 +16,7 @@ from unisono.plan.samples import NUM_SEEDS
 from unisono.runtime.device import AUTO
 from unisono.runtime.habits import class_habits_met
 from unisono.runtime.plainfile import check_path
-from unisono.runtime.whole import check_whole
+from unisono.runtime.whole import check_flag, check_whole
 from unisono.training.loss_function import check_function
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,7 +87,7 @@ class Precision:
                 f"`precision` must be one of {tuple(DTYPES)}, but is {self.name!r}: pass "
                 f'`precision="{_BITS.get(bits, "bf16")}"`, say.'
             )
-        _check_flag("exact", self.exact)
+        check_flag("exact", self.exact)
         is_given = isinstance(self.scaler, Scaler)
         is_enabled = isinstance(self.scaler, Scaler) and self.scaler.is_enabled()
         if self.name != "fp16" and is_enabled:
@@ -219,7 +219,7 @@ class RunOptions:
         if self.shards is not None:
             _make_whole(self, "shards", at_least=1)
         _make_whole(self, "seed", at_least=0, below=NUM_SEEDS)
-        _check_flag("exact", self.exact)
+        check_flag("exact", self.exact)
         if self.on_gradients is not None:
             check_function("on_gradients", self.on_gradients, ("step", "gradients"))
         if self.buffers is not None and not isinstance(self.buffers, Mapping):
@@ -277,11 +277,6 @@ def _make_whole(options: Any, name: str, *, at_least: int, below: int | None = N
 def _check_among(name: str, value: Any, among: Sequence[str]) -> None:
     if value not in among:
         raise ValueError(f"`{name}` must be one of {among}, but is {value!r}.")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be True or False, but is {value!r}.")
 
 
 def _names(given: Any) -> Sequence[str]:
