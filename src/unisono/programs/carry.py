@@ -21,7 +21,7 @@ import inspect
 import random
 import sys
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -35,9 +35,7 @@ from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value
 from unisono.programs.walk import is_of_a_library
 
 Packed = Any
-_BASES = (OrderedDict, Counter, defaultdict, dict, list, deque, set)
 _CLASSES = {"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set"}
-_IS_HEAP = 1 << 9  # of a class's flags
 _MEMORIES = (torch.Tensor, np.ndarray)
 _OF_LAYOUT = ("__dict__", "__weakref__")
 _OF_C = ("builtin_function_or_method", "method_descriptor")
@@ -280,11 +278,11 @@ class Packer:
         return self._of_name(kind)
 
     def _of_object(self, value: Any, kind: Any) -> dict[str, Any]:
-        base = _layout_of(kind)
+        base = h.layout_of(kind)
         if base is None:
-            raise Opaque(f"a {kind.__module__}.{kind.__qualname__}")
+            raise Opaque(f"a {h.name_of(kind)}")
         packed: dict[str, Any] = {"@": "object", "base": base.__name__}
-        if kind not in (object, *_BASES):
+        if kind not in (object, *h.BASES):
             packed["class"] = self._class(kind)
         if isinstance(value, dict):
             packed["items"] = [[self._key(k), self.pack(v)] for k, v in dict.items(value)]
@@ -382,11 +380,11 @@ class Unpacker:
         return made
 
     def _object(self, packed: dict[str, Any]) -> Any:
-        bases = {each.__name__: each for each in (*_BASES, object)}
+        bases = {each.__name__: each for each in (*h.BASES, object)}
         base: Any = bases[packed["base"]]
         if base is object or "class" in packed:
             kind = self.unpack(packed["class"])
-            if not isinstance(kind, type) or _layout_of(kind) is not base:
+            if not isinstance(kind, type) or h.layout_of(kind) is not base:
                 raise ValueError(kind)
         else:
             kind = base
@@ -416,16 +414,3 @@ class Unpacker:
 
 def _name_of(value: Any) -> dict[str, str]:
     return {"module": value.__module__, "name": value.__qualname__}
-
-
-@functools.lru_cache(maxsize=1024)
-def _layout_of(kind: Any) -> Any:
-    """Return the class of Python's that fixes what objects of a class hold; None: unknown."""
-    for each in kind.__mro__:
-        if each in _BASES:
-            return each
-        own = len(vars(each).get("__slots__", ()))
-        added = each.__basicsize__ - each.__base__.__basicsize__ if each is not object else 0
-        if each is not object and (not each.__flags__ & _IS_HEAP or added > 8 * own + 16):
-            return None  # made in C, with more in it than attributes and slots
-    return object

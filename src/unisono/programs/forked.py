@@ -18,7 +18,7 @@ from unisono.programs.holders import Content, Holder
 from unisono.programs.walk import Walk
 
 _SAMPLED = 4096  # bytes of a tensor or an array
-_UNSEEN = (h.CACHE, h.DRAWN, h.POSITION, h.SUSPENDED, h.FROZEN)
+_UNSEEN = (h.CACHE, h.DRAWN, h.POSITION, h.SUSPENDED, h.FROZEN, h.MADE_IN_C)
 
 
 class ForkedCopy:

@@ -18,14 +18,17 @@ import ctypes
 import decimal
 import functools
 import gc
+import hashlib
 import operator
 import os
+import pickle
 import random
 import re
+import struct
 import sys
 import threading
 import types
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -48,14 +51,22 @@ _LONG = 1 << 16
 """Entries of a container; of a longer one some are looked at."""
 _SAMPLED = 64
 _CONTAINERS = (OrderedDict, dict, list, deque, set)
+BASES = (OrderedDict, Counter, defaultdict, dict, list, deque, set)
+"""Classes of containers that fix what objects of classes made of them hold."""
+_IS_HEAP = 1 << 9  # of a class's flags
+_POINTER = struct.calcsize("P")
 
 
 class Kind(NamedTuple):
-    """How places of one kind are read and put back; `put` is None if that cannot be done."""
+    """How places of one kind are read and put back.
+
+    `put` is None if that cannot be done; `opaque` says what cannot be carried either, of an owner.
+    """
 
     name: str
     read: Callable[[Any, Any], Content]
     put: Callable[[Any, Any, Content], object] | None = None
+    opaque: Callable[[Any], str] | None = None
 
 
 class Holder(NamedTuple):
@@ -596,6 +607,38 @@ def _read_suspended(owner: Any, _: Any) -> Content:
     return ("", *frame.f_locals), (frame.f_lasti, *frame.f_locals.values())
 
 
+def _words(suspended: Any) -> str:
+    return type(suspended).__name__.replace("_", " ")
+
+
+def _read_made_in_c(owner: Any, _: Any) -> Content:
+    """Hash what an object would be pickled as, where nothing else can be seen of it."""
+    return (), (hashlib.blake2b(pickle.dumps(owner, 4), digest_size=16).hexdigest(),)
+
+
+def name_of(kind: type) -> str:
+    """Name a class with its module."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@functools.lru_cache(maxsize=1024)
+def layout_of(kind: Any) -> Any:
+    """Return the class of Python's that fixes what objects of a class hold; None: made in C."""
+    for each in kind.__mro__:
+        if each in BASES:
+            return each
+        if each is object:
+            break
+        members = vars(each)
+        own = ("__dict__" in members) + ("__weakref__" in members)
+        slots = members.get("__slots__", ())
+        own += 1 if isinstance(slots, str) else len(slots)
+        added = each.__basicsize__ - each.__base__.__basicsize__
+        if not each.__flags__ & _IS_HEAP or added > own * _POINTER:
+            return None  # with more in it than attributes and slots
+    return object
+
+
 def _read_frozen(owner: Any, _: Any) -> Content:
     """Read what an iterator, a counter or the like of Python's own would be made of again."""
     parts: list[Any] = []
@@ -629,12 +672,14 @@ BYTES = Kind("bytes", _read_bytes, _put_bytes)
 FILE = Kind("file in memory", _read_file, _put_file)
 CACHE = Kind("cache", _read_cache, _put_cache)
 DRAWN = Kind("generator", _read_drawn)
-POSITION = Kind("position", _read_position)
-SUSPENDED = Kind("suspended", _read_suspended)
+POSITION = Kind("position", _read_position, opaque=lambda owner: "how far a file has been read")
+SUSPENDED = Kind("suspended", _read_suspended, opaque=lambda owner: f"a Python {_words(owner)}")
+MADE_IN_C = Kind("made in C", _read_made_in_c, opaque=lambda owner: f"a {name_of(type(owner))}")
 FROZEN = Kind("frozen", _read_frozen)
 LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
 """Kinds of places that lead to no other."""
 _WHOLES = {CONTEXT, ELEMENTS, CONTENTS, BYTES, CACHE, SUSPENDED, TABLE, DRAWN, POSITION, FILE}
+_WHOLES.add(MADE_IN_C)
 _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))

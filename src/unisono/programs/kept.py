@@ -51,6 +51,10 @@ _ALONE_LINE = (
     "`{}` differs from worker to worker, as times do, so all that is in it is each worker's own, "
     "and a worker that joins begins without"
 )
+_UNSEEN_LINE = (
+    "`{}` (a {}) cannot be looked into, so what changes in it is not kept with the run: a worker "
+    "that joins and a resumed run begin with what the program makes"
+)
 _MALFORMED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, Opaque)
 _BY_SLOT: tuple[h.Kind, ...] = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
 _BY_SLOT += (h.PATCHED, h.FUNCTION, h.TENSOR, h.SETTINGS)
@@ -100,6 +104,7 @@ class KeptProgram:
         self._left: dict[str, Any] = {}  # of libraries, by path
         self._alone = set[str]()  # what differs from worker to worker, and is no plain value
         self._left_at_first: dict[str, Any] = {}  # likewise, as `on_begin` made it
+        self._unseen = dict[str, str]()
         self.is_cut = False
 
     def watch(
@@ -124,12 +129,15 @@ class KeptProgram:
         saving = {id(one) for one in between.values() if hasattr(one, "load_state_dict")}
         self._saving = saving - layers - {*themselves}
         walk = Walk(passes, {*map(id, state), *apart}, layers, themselves, self._saving)
-        num_read = len(walk.holders)
+        num_read, unseen_in_passes = len(walk.holders), {*walk.unseen}
         for frame in loops:
             walk.extend({"": frame})
         num_seeded = len(walk.holders)  # of generators before it all are, with the default ones
         walk.extend({**between, "": h.SETTINGS_OF_PROCESS, **h.HOOKS_OF_ALL})
         self.is_cut = walk.is_cut
+        self._unseen = {
+            path: kind for path, kind in walk.unseen.items() if path not in unseen_in_passes
+        }
         before = {place.holder.identity: place for place in self._places.values()}
         # What looks at memory of parameters is kept with these.
         account = Account(walk.holders, apart=over_memory_of(state, walk.holders))
@@ -317,11 +325,10 @@ class KeptProgram:
 
     def _packed(self, packer: Packer, place: _Place, slots: list[Any], now: Content) -> Any:
         holder, (names, values) = place.holder, now
-        if holder.kind is h.SUSPENDED:
-            kind = type(holder.owner).__name__.replace("_", " ")
-            raise self._opaque(place, holder.path, f"a Python {kind}")
-        if holder.kind is h.POSITION:
-            raise self._opaque(place, holder.path, "how far a file has been read")
+        if holder.kind.opaque is not None:
+            if holder.kind is h.MADE_IN_C and self._may_be_left(place, holder.path, holder.owner):
+                return {}
+            raise self._opaque(place, holder.path, holder.kind.opaque(holder.owner))
         try:
             if holder.kind in (h.CONTENTS, h.DRAWN):
                 return {"contents": packer.pack(holder.owner, inside=True)}
@@ -380,13 +387,14 @@ class KeptProgram:
         return True
 
     def left(self) -> list[str]:
-        """Say what callbacks have changed and is not kept: some objects, and what differs."""
+        """Say what of callbacks and loops is not kept: some objects, and what differs."""
         kinds = {
-            path: f"a {type(value).__module__}.{type(value).__qualname__}"
+            path: f"a {h.name_of(type(value))}"
             for path, value in self._left.items()
             if self._left_at_first.get(path) is not value
         }
         return [
+            *(_UNSEEN_LINE.format(path, kind) for path, kind in self._unseen.items()),
             *(_NOT_KEPT_LINE.format(f"`{path}` ({kind})") for path, kind in kinds.items()),
             *(_ALONE_LINE.format(path) for path in sorted(self._alone)),
         ]
@@ -413,7 +421,7 @@ class KeptProgram:
         unpacker = Unpacker(self._known, device)
         wanted = {}
         for key, place in self._places.items():
-            is_put = not is_value(place.holder.owner) and place.holder.kind is not h.SUSPENDED
+            is_put = not is_value(place.holder.owner) and place.holder.kind.opaque is None
             if is_put and only(key):
                 with suppress(ReferenceError):
                     wanted[key] = self._wanted(place, values.get(key), unpacker)
@@ -435,8 +443,6 @@ class KeptProgram:
             if packed is not None:
                 return None, unpacker.unpack(packed["contents"])
             return place.content, place.copy if self._may_put_back(place) else None
-        if holder.kind is h.POSITION:
-            return None, None
         now = dict(h.numbered(holder.read()))
         is_by_slot = holder.kind in (*_BY_SLOT, h.TABLE)
         if holder.kind is h.ENTRIES:

@@ -28,6 +28,7 @@ import random
 import sys
 import sysconfig
 import threading
+import time
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -40,10 +41,12 @@ import torch
 from torch import nn
 
 from unisono.programs import holders as h
+from unisono.programs.forms import FORMS
 from unisono.programs.holders import Holder
 from unisono.programs.live import live_variables, names_in
 
 VISITED_AT_MOST = 20_000
+_PICKLED_WITHIN_S = 0.01  # of an object made in C, to see whether it has changed
 _LONG = 4096  # entries of a container that are walked
 _LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
 _GENERATORS: tuple[Any, ...] = (
@@ -70,6 +73,7 @@ _OF_RUNS = (
     "unisono.data",
 )
 _OF_C = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, mmap.mmap)
+_OF_PYTHON = ("builtins", "_collections", "_multiprocessing")
 _OF_LIBRARIES = ("site-packages", "dist-packages")
 _OF_LAYERS = frozenset(vars(nn.Module())) - {"_modules", "training"}
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
@@ -98,6 +102,7 @@ class Walk:
         generators: generators of random numbers by path, but the default ones.
         names: what the program's own code names.
         of_modules: the identities of the parameters and buffers of modules that were found.
+        unseen: by path, the class of objects made in C that cannot be looked into.
         is_cut: whether there is more than is visited.
     """
 
@@ -116,6 +121,7 @@ class Walk:
         self.generators: dict[str, Any] = {}
         self.names: set[str] = set()
         self.of_modules: set[int] = set()
+        self.unseen: dict[str, str] = {}
         self.is_cut = False
         self._elsewhere, self._layers = elsewhere, layers
         self._themselves, self._shallow = themselves, shallow
@@ -331,7 +337,7 @@ class Walk:
                 continue
             members = vars(each)
             names = [name for name in members if name[:2] != "__"]
-            key = f"{each.__module__}.{each.__qualname__}"
+            key = h.name_of(each)
             yield from self._of_space(path, each, key, members, names)
             yield from (
                 (f"{path}.{name}", member, True)
@@ -378,15 +384,33 @@ class Walk:
             yield from self._hold(path, h.ATTRIBUTES, value, without, own=own)
         if slots := h.slots_of(kind):
             yield from self._hold(path, h.SLOTS, value, slots, own=own)
+        if is_own and h.layout_of(kind) is None:
+            self._note_made_in_c(path, value)
         if own:
             yield f"{path}.{kind.__name__}", kind, False
+
+    def _note_made_in_c(self, path: str, value: Any) -> None:
+        """Hold an object of the program's that has more in it than attributes and slots."""
+        kind: Any = type(value)
+        if kind.__module__ in _OF_PYTHON or any(form.fits(value) for form in FORMS.values()):
+            return
+        begun_s = time.perf_counter()
+        try:
+            h.MADE_IN_C.read(value, None)
+            is_seen = time.perf_counter() - begun_s < _PICKLED_WITHIN_S
+        except Exception:  # whatever it makes of being pickled
+            is_seen = False
+        if is_seen:
+            self._note(path, h.MADE_IN_C, value, own=not is_of_a_library(kind.__module__))
+        else:
+            self.unseen[path] = h.name_of(kind)
 
 
 def _name(owner: Any) -> str:
     """Name a module or a class."""
     if isinstance(owner, types.ModuleType):
         return owner.__name__
-    return f"{owner.__module__}.{owner.__qualname__}"
+    return h.name_of(owner)
 
 
 def _within(path: str, table: Mapping[str, Any], *, own: bool) -> Iterator[Found]:

@@ -159,4 +159,6 @@ def _what_happens_on_the_way(draw: random.Random, chosen: dict[str, Any]) -> dic
         "has_ema": draw.random() < 0.3,
         "has_early_stopping": draw.random() < 0.2,
         "predicts_in_between": draw.random() < 0.4,
+        # Drawn last, so that seeds of before keep the rest; the tag `wide` has no batch samplers.
+        "cuts_batches": draw.random() < 0.2 and chosen["dataset"] not in ("stream", "parts"),
     }

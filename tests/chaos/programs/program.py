@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import unisono
 from unisono.callbacks import EMA, Callback, EarlyStopping, EventLog
@@ -36,7 +37,7 @@ from tests.chaos.phases import Recorder
 from tests.chaos.programs.blocks import Model, loss_of
 from tests.chaos.programs.choices import Choices, choose
 from tests.chaos.programs.recipes import optimizer_of, schedule_of
-from tests.chaos.programs.samples import collate, dataset_of, sampler_of
+from tests.chaos.programs.samples import CutAnew, collate, dataset_of, sampler_of
 from tests.loaders import loader_of
 
 CLIPS: dict[str, dict[str, float]] = {
@@ -120,6 +121,10 @@ class Program:
         order = {"shuffle": choices.shuffle, "sampler": sampler_of(choices)}
         self.train_loader = loader_of(self.train_set, **reading, **order)
         self.test_loader = loader_of(self.test_set, **reading)
+        if choices.cuts_batches:
+            batches: Any = CutAnew(choices.num_samples, choices.steps_per_epoch)
+            options = {name: reading[name] for name in ("num_workers", "collate_fn")}
+            self.train_loader = DataLoader(self.train_set, batch_sampler=batches, **options)
         self.settings: dict[str, Any] = {
             "shards": choices.shards,
             "seed": choices.seed,
@@ -181,7 +186,7 @@ def with_trainer(program: Program) -> dict[str, Any]:
         summary = trainer.fit(
             program.train_loader,
             epochs=epochs,
-            validate=program.test_set,
+            validate=program.test_loader if choices.cuts_batches else program.test_set,
             validate_every=choices.validate_every or "1 epoch",
         )
         found[f"validation after {epochs}"] = summary.validation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -118,6 +119,22 @@ def dataset_of(choices: Choices, num_samples: int, seed: int) -> Any:
         case "parts":
             return Parts(items)
     return items
+
+
+class CutAnew:
+    """Batches of other sizes in each epoch, as many as there would be of one size. Final."""
+
+    def __init__(self, num_samples: int, num_batches: int) -> None:
+        self._num_samples, self._num_batches = num_samples, num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(self._num_samples).tolist()
+        between = torch.randperm(self._num_samples - 1)[: self._num_batches - 1] + 1
+        ends = [0, *sorted(between.tolist()), self._num_samples]
+        yield from (order[begin:end] for begin, end in itertools.pairwise(ends))
 
 
 def sampler_of(choices: Choices) -> Any:

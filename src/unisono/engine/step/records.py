@@ -131,7 +131,8 @@ class Records:
                 raise MismatchError(
                     f"an optimizer's options must be the same on every worker, but they are not "
                     f"where shards {speaker} and {shard} are computed: set them on every worker "
-                    f"alike, not under `if rank == 0`, and not from the time."
+                    f"alike, not under `if rank == 0`, not from the time, and not from what is not "
+                    f"kept with the run (a line says what), as a worker that joins lacks it."
                 )
             if record.form != first.form or record.names != first.names:
                 raise MismatchError(
