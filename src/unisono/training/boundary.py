@@ -67,6 +67,7 @@ class Boundary:
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         if run.checkpoints is not None and run.seen is not None:
             self._identity[SAMPLES] = run.seen[1]
+        self.last_means: Mapping[str, float] = {}  # of the last step that was done here
         self._planned = 0  # tasks, as a number: in most steps there are none
         self._next_at_s = 0.0
         self._has_acted = self._is_checked = False
@@ -113,7 +114,8 @@ class Boundary:
         position = self._kept.position
         self._team.note_times(position.step, self.engine.timers.times)
         self._advance(position)
-        self._kept.last["means"] = dict(means)
+        self.last_means = dict(means)
+        self._kept.last["means"] = self.last_means
         self._planned = self._team.planned(position.step)
         self.is_between_steps = True
         self._team.supervisor.can_go_back = False  # what the program does now, it does once

@@ -13,7 +13,7 @@ import torch
 
 from unisono.data.loader import Loader, ShardPosition
 from unisono.engine.state.run_state import Position
-from unisono.engine.step.records import Phase, StepMeans
+from unisono.engine.step.records import Phase, StepMeans, UndoneMeans
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.programs.holders import is_iterator
@@ -52,7 +52,8 @@ class Step(DoneStep):
 
     Attributes:
         is_done: after the step's block: whether it counts. False where a worker was lost in the
-            midst of it: the step, and maybe some before it, will come again.
+            midst of it: the step, and maybe some before it, will come again. Until then, means are
+            those of the last step that was done; NaN if there is none.
     """
 
     rehearse: Callable[[], BodyRehearsal] | None = None
@@ -86,7 +87,7 @@ class Step(DoneStep):
     @property
     def loss(self) -> float:
         """The mean loss over the global batch, once the block has ended."""
-        if not self._is_finished or not self.means:
+        if not self._is_finished or (self.is_done and not self.means):
             raise RuntimeError("`step.loss` is there once the `with step:` block has ended.")
         return self.means["loss"]
 
@@ -386,8 +387,13 @@ class Step(DoneStep):
     def abandon(self) -> None:
         """Leave a step that cannot be finished, nor its conclusions drawn, as a worker was lost."""
         self._engine.guard.release_gradients()
-        self._is_finished, self.is_done = True, False
+        self._show_undone()
         self._boundary.go_back()
+
+    def _show_undone(self) -> None:
+        """Have results that the rest of the loop's body can read."""
+        self._is_finished, self.is_done = True, False
+        self.means = UndoneMeans(self._boundary.last_means)
 
     def _finish(self, error: BaseException | None) -> None:
         if error is not None:

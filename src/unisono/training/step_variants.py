@@ -139,6 +139,7 @@ class AlternatingStep(Step):
     ) -> bool:
         if isinstance(error, _UndoneError):
             self._engine.end_passes()
+            self._show_undone()
             return True
         return super().__exit__(kind, error, traceback)
 

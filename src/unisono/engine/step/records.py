@@ -42,6 +42,20 @@ class StepMeans(dict[str, float]):
         self.sums = sums
 
 
+class UndoneMeans(StepMeans):
+    """What a step that is undone shows: the means of the last one that was done, or NaN. Final.
+
+    A program reads them behind the block whether a worker was lost or not.
+    """
+
+    def __init__(self, before: Mapping[str, float]) -> None:
+        super().__init__({})
+        self.update(before)
+
+    def __missing__(self, name: str) -> float:
+        return math.nan
+
+
 def mean_of(total: float, weight: float | None) -> float:
     """Divide a sum by its weight; a count, whose weight is None, is a whole number."""
     if weight is None:
