@@ -54,7 +54,8 @@ class FoundCheckpoint:
 
     path: str  # its folder
     snapshot: Snapshot  # what it says
-    is_ahead: bool  # whether it was made in a later loop than the one that is about to begin
+    is_ahead: bool  # whether the loop that is about to begin was over by then
+    is_later: bool = False  # whether it was made in a later loop than that, too
 
 
 class _Runs:
@@ -89,7 +90,7 @@ class Checkpoints:
         self._kept_by: int | None = None
         self._place: FileId | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
-        self._misses_end = False  # and that was told
+        self.misses_end = False  # and that was told
         # Whether earlier runs of this process have begun in the directory, all otherwise.
         self.is_another: bool | None = None
         self._is_open = False  # the URL is, if this worker has opened it
@@ -185,7 +186,8 @@ class Checkpoints:
                     f"goes on there"
                 )
             self._ahead = snapshot, entry, []
-            return self._end_of_loop(end) or FoundCheckpoint(str(entry.path), snapshot, True)
+            newest = FoundCheckpoint(str(entry.path), snapshot, is_ahead=True, is_later=True)
+            return self._end_of_loop(end) or newest
         self._ahead = None
         fits(snapshot)
         for warning in compare(
@@ -207,18 +209,18 @@ class Checkpoints:
 
     def _end_of_loop(self, end: Path | None) -> FoundCheckpoint | None:
         """Read what a loop that is over has ended with, if that is kept."""
-        trouble = "is not kept"
+        trouble = "is no longer kept"
         if end is not None:
             try:
                 return FoundCheckpoint(str(end), self.read(str(end)), is_ahead=True)
             except CheckpointError as error:
                 trouble = f"in {end.name} is damaged ({str(error).removesuffix('.')})"
-        if self._misses_end:
+        if self.misses_end:
             return None
-        self._misses_end = True
+        self.misses_end = True
         self._say(
-            f"what this call has ended with {trouble}: until the call that goes on, the program "
-            f"sees the newest state instead, also where it evaluates or writes files"
+            f"what this call ended with {trouble}: until the call that resumes, the program sees "
+            f"the newest weights, also in what it evaluates and writes"
         )
         return None
 

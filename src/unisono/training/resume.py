@@ -32,6 +32,7 @@ from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import Snapshot, bytes_at_most, check_fits
 from unisono.errors import CheckpointError
 from unisono.programs.hashes import hashed
+from unisono.programs.kept import KEY
 from unisono.runtime.checkpoint.run_directory import name_of
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.workers.team import Team
@@ -57,7 +58,6 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         checkpoints.take_turn()
         return
     kept.recorded.look()
-    was_ahead = run.is_ahead
     begins_as = _told(run)
     settle_directory(run)
     found: FoundCheckpoint | None = None
@@ -73,6 +73,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         run.team.world.rank,
     )
     checkpoints.go_to(answer["directory"])
+    checkpoints.misses_end |= answer.get("is_later", False)
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
     if "path" in answer:
@@ -82,7 +83,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         checkpoints.begin(kept.position.step)
         snapshot = None if found is None else found.snapshot
         # What callbacks had changed in the dataset is put back with the rest.
-        here = None if is_ahead or was_ahead else _data_here(run, plan)
+        here = None if is_ahead else _data_here(run, plan)
         _put_back(run, checkpoints, answer, snapshot, is_ahead=is_ahead)
         # The leader lets go of the files when all have read them.
         run.replicated_calls.together(
@@ -107,7 +108,13 @@ def _data_here(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
 
 def _check_data(run: RunContext, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Refuse other data than those of the checkpoint, unless the program's are to be taken."""
-    if line := other_data(there, here, takes_program=run.options.saving.options == OF_PROGRAM):
+    try:
+        line = other_data(there, here, takes_program=run.options.saving.options == OF_PROGRAM)
+    except CheckpointError as error:
+        if run.checkpoints is not None and run.checkpoints.misses_end:
+            raise CheckpointError(_FROM_LATER_WEIGHTS) from error
+        raise
+    if line:
         run.say_once(line)
 
 
@@ -168,6 +175,7 @@ def _find(
     answer |= {name: facts[name] for name in ("position", "last")}
     held = {name: file.place for name, file in found.snapshot.files.items()}
     answer |= {"path": found.path, "is_ahead": found.is_ahead, "held": held}
+    answer["is_later"] = found.is_later
     answer["data"] = {name: facts["identity"].get(name) for name in (SAMPLES, LENGTH)}
     shards = facts["identity"].get("shards")
     return answer | {"shards": shards if type(shards) is int else plan.samples.shards}, found
@@ -197,10 +205,22 @@ def _put_back(
     )
     # Until that later loop the program may still add to its optimizer, say.
     with contextlib.suppress(*[CheckpointError] * is_ahead):
+        hidden = run.kept.hidden
+        # What a later loop had changed, such as a count of loops, would mislead the next calls.
+        ours = hidden.pop(KEY, None) if answer["is_later"] else None
         run.kept.apply(snapshot, lends=lends and not is_ahead)
         run.kept.recorded.take(snapshot.facts["given"])
+        if answer["is_later"]:
+            hidden.pop(KEY, None)
+            hidden |= {} if ours is None else {KEY: ours}
 
 
+_FROM_LATER_WEIGHTS = (
+    "a run that resumes must have the data of its checkpoint, but the program has made them from "
+    "the newest weights, as what earlier loops had ended with is kept of the newest ones alone: "
+    "make the data from numbers that do not depend on the weights, keep them in files, or use one "
+    "loop over all steps, which gets its data from a dataset."
+)
 _PURPOSE = "run directory"
 _FEW = 64  # of a parameter
 

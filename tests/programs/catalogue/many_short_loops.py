@@ -25,7 +25,7 @@ for round in range(12):
     t.fit(torch.utils.data.Subset(data, range(32 + 4 * round)), batch_size=12, epochs=round + 1)
 result = t.evaluate(data, batch_size=32)["loss"]
 
-# %% evaluated_between_loops: SAME stop=34 kill=34 open
+# %% evaluated_between_loops: SAME stop=34 kill=34
 t = trainer(m := net())
 best = 9.0
 for round in range(14):

@@ -36,6 +36,7 @@ from unisono.runtime.checkpoint.remote import LEASE_S, masked
 from unisono.runtime.checkpoint.run_directory import (
     END_MARK,
     RunDirectory,
+    ends_at_most,
     name_of,
     outdated,
     rename_aside,
@@ -305,7 +306,8 @@ class Copy:
     def _remove_outdated(self, newest: int) -> None:
         """Remove what is outdated, half there, or of a past that the run has gone back behind."""
         ends = {step: end for step, (_, end) in self._there.items() if step <= newest}
-        wanted = ends.keys() - outdated(ends, self._work["keep"])
+        num_ends = ends_at_most(self._local.path_of(newest))
+        wanted = ends.keys() - outdated(ends, self._work["keep"], num_ends)
         for step in map(step_of, self._remote.names(CHECKPOINTS, "directory")):
             if step is not None and step not in wanted:
                 self._there.pop(step, None)

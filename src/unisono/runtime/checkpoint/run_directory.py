@@ -18,6 +18,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,7 +40,8 @@ Contents = TypeVar("Contents")
 
 _NAME = re.compile(r"step-(\d{12})")
 END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1024
-_ENDS_AT_MOST = 8  # kept beside the newest checkpoints
+_ENDS_AT_LEAST, _ENDS_AT_MOST = 8, 256  # of loops, kept beside the newest checkpoints
+_ENDS_BYTES = 128 << 20  # of them, if there are more than the fewest
 # How a loop can end: as it was to, or left by the program before that.
 ENDED, LEFT = "ended ", "left "
 
@@ -89,7 +91,7 @@ class RunDirectory:
             shutil.rmtree(unfinished, ignore_errors=True)
         path = self.path_of(step)
         write_folder(path, files)
-        for old in outdated(self.ends(), self._keep):
+        for old in outdated(self.ends(), self._keep, ends_at_most(path)):
             shutil.rmtree(self.path_of(old), ignore_errors=True)
         return path
 
@@ -187,10 +189,21 @@ def rename_aside(path: Path) -> None:
     path.rename(aside)
 
 
-def outdated(ends: Mapping[int, str], keep: int) -> list[int]:
+def ends_at_most(newest: Path) -> int:
+    """Count the ends of loops to keep: eight, more if they are as small as the newest checkpoint.
+
+    A program of many short loops that resumes comes by each of them.
+    """
+    with suppress(OSError):
+        num_bytes = sum(file.stat().st_size for file in newest.iterdir())
+        return max(_ENDS_AT_LEAST, min(_ENDS_AT_MOST, _ENDS_BYTES // max(1, num_bytes)))
+    return _ENDS_AT_LEAST
+
+
+def outdated(ends: Mapping[int, str], keep: int, num_ends: int) -> list[int]:
     """Name the steps, of :meth:`RunDirectory.ends`, whose checkpoints nobody needs any more."""
     steps = sorted(ends)
-    of_loops = [step for step in steps if ends[step]][-_ENDS_AT_MOST:]
+    of_loops = [step for step in steps if ends[step]][-num_ends:]
     return [step for step in steps[:-keep] if step not in of_loops]
 
 

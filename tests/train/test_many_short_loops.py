@@ -1,0 +1,58 @@
+"""A program of many short loops collects its data between them, and resumes in the midst."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint import run_directory
+
+LOOPS = 16
+
+
+class StoppedError(Exception):
+    pass
+
+
+def rollouts(directory=None, stops_in=None, of_policy=True):
+    """Collect data with the policy, train for four steps, and so on; returns the digest."""
+    torch.manual_seed(0)
+    policy = nn.Linear(4, 1)
+    options = {"directory": directory, "checkpoint": 1} if directory else {}
+    run = unisono.Run(policy, torch.optim.Adam(policy.parameters(), 1e-2), shards=2, **options)
+    state = torch.zeros(4)  # of the environment
+    for loop in range(1, LOOPS + 1):
+        seen = torch.randn(32, 4) + state
+        if of_policy:
+            state = state + 0.1 * (seen.mean(0) + policy.weight.detach()[0])
+        for step in run.steps(TensorDataset(seen), batch_size=8, epochs=loop):
+            with step:
+                for (rows,) in step.shards:
+                    step.backward((policy(rows) - 1).pow(2).mean())
+            if loop == stops_in and step.batch == 1:
+                raise StoppedError
+    return run.digest(), run.position.step, state.tolist()
+
+
+@pytest.mark.parametrize("loop", [2, 9, 11, 15])
+def test_it_ends_as_one_that_was_never_stopped(tmp_path, loop):
+    with pytest.raises(StoppedError):
+        rollouts(tmp_path, stops_in=loop)
+    assert rollouts(tmp_path) == rollouts()
+
+
+def test_data_that_older_weights_have_made_are_refused_where_these_are_gone(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(run_directory, "_ENDS_BYTES", 0)  # as of a large model
+    with pytest.raises(StoppedError):
+        rollouts(tmp_path / "policy", stops_in=11)
+    with pytest.raises(CheckpointError, match="the program has made them from the newest weights"):
+        rollouts(tmp_path / "policy")
+    assert "what this call ended with is no longer kept" in capsys.readouterr().err
+    undisturbed = rollouts(of_policy=False)
+    with pytest.raises(StoppedError):
+        rollouts(tmp_path / "any", stops_in=11, of_policy=False)
+    assert rollouts(tmp_path / "any", of_policy=False) == undisturbed
