@@ -13,14 +13,16 @@ from pathlib import Path
 
 from unisono.runtime.procfs import read_text
 
-# What clusters send before they take a machine away.
-NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# What clusters send before they take a machine away, and the kernel when a terminal is closed.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 ENDING_SIGNALS = (signal.SIGINT, *NOTICES)
-# Slurm and torchrun send a signal both to the agent, which passes it on, and to what it started.
+# Slurm and torchrun send a signal both to the agent, which passes it on, and to what it started;
+# a second one within this time is the first one, come by another way.
 ONE_SIGNAL_S = 2.0
 # What is said of the first one, in a loop over steps and between two.
 IN_LOOP = "finishing the step, then writing a checkpoint"
 BETWEEN = "stopping before the next step or evaluation, or at the end of the program"
+ONCE_MORE = "once more, two seconds later, ends it at once"
 # What a launcher of several hosts gets from the kernel, maybe more than once; see
 # ``cli/one_host.py``.
 AGENT_ENDED = signal.SIGHUP

@@ -117,7 +117,7 @@ class Keeper:
 
 def main() -> None:
     """Be the process that copies."""
-    for signum in (*ENDING_SIGNALS, signal.SIGHUP):  # all processes of a job may get them
+    for signum in ENDING_SIGNALS:  # all processes of a job may get them
         signal.signal(signum, signal.SIG_IGN)
     work = json.loads(sys.stdin.readline())
     answer, keeper = answer_path(Path(work["folder"]), work["session"]), Keeper(work)

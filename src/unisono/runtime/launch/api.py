@@ -30,7 +30,6 @@ from unisono.runtime.launch.supervise import JobResult, supervise
 from unisono.runtime.notices import say
 from unisono.runtime.procfs import adopt_orphans, kill_below
 from unisono.runtime.signals import (
-    AGENT_ENDED,
     ENDING_SIGNALS,
     interruption,
     interrupts,
@@ -144,9 +143,8 @@ def launch(
 
 def run(job: Job) -> int:
     """Run a script or module on workers and return the exit status of it all."""
-    ending = (*ENDING_SIGNALS, AGENT_ENDED) if job.hosts else ENDING_SIGNALS
     adopt_orphans()  # of the server, too, should it be killed
-    with signals_as_bytes(ending) as signals:
+    with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(job.environ)
         try:
             state = supervise(server, job, signals).state

@@ -192,8 +192,11 @@ def main(channel_fd: int, launcher_pid: int, launcher_thread: int) -> NoReturn:
     signal.signal(signal.SIGCONT, look)
     if not die_with(launcher_pid, signal.SIGCONT):
         os._exit(0)
+    ignores_hangups = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
     for signum in ENDING_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+    if not ignores_hangups:  # which workers tell by it
+        signal.signal(signal.SIGHUP, lambda signum, frame: None)
     # Held back by the launcher since before this process began.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     channel = Channel.from_fd(channel_fd)

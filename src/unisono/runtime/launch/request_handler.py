@@ -22,7 +22,7 @@ from unisono.runtime.launch import recovery
 from unisono.runtime.launch.memories import SharedMemories
 from unisono.runtime.launch.report import joined_message, loss_message
 from unisono.runtime.notices import say
-from unisono.runtime.signals import BETWEEN, IN_LOOP
+from unisono.runtime.signals import BETWEEN, IN_LOOP, ONCE_MORE
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
@@ -118,9 +118,9 @@ class RequestHandler:
     def want_stop(self, signum: int) -> bool:
         """Have the job end after the step under way, as a signal asks; False when it is no use."""
         if self.state.can_stop_later:
-            say(f"{BETWEEN}; once more ends it at once")
+            say(f"{BETWEEN}; {ONCE_MORE}")
         elif self.state.can_stop_between_steps:
-            say(f"{IN_LOOP}; once more ends it at once")
+            say(f"{IN_LOOP}; {ONCE_MORE}")
         else:
             if self.state.loop is not None:
                 say("the run has no `directory`, so nothing of it is on the disk")

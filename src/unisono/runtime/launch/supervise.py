@@ -223,15 +223,14 @@ class _Supervision:
     def _read_signals(self) -> None:
         assert self._signals is not None
         for signum in self._signals.read():
-            # Of several hosts, from an agent as well.
-            is_told = signum == self.state.interrupted_by and time.monotonic() < self._told_until_s
-            if not (is_told and self._is_one_of_several):
-                self._interrupt(signum)
+            is_agents = self._is_one_of_several and signum == AGENT_ENDED
+            if is_agents or time.monotonic() >= self._told_until_s:
+                self._interrupt(signum, can_wait=not is_agents)
 
-    def _interrupt(self, signum: int) -> None:
+    def _interrupt(self, signum: int, *, can_wait: bool) -> None:
         # Without an agent nobody would tell other hosts that the run ends: they begin again.
         self._told_until_s = time.monotonic() + ONE_SIGNAL_S
-        can_wait = self.state.interrupted_by is None and signum != AGENT_ENDED
+        can_wait &= self.state.interrupted_by is None
         gently = can_wait and self._requests.want_stop(signum)
         self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
         if gently and signum in NOTICES:

@@ -105,7 +105,8 @@ def _leave_to_launcher(head: Head) -> None:
         os.kill(os.getpid(), signum)
 
     for signum in NOTICES:
-        signal.signal(signum, wait)
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, wait)
 
 
 def _take_over_standard_streams(fds: list[int]) -> None:

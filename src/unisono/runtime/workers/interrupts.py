@@ -101,11 +101,11 @@ class Interrupts:
         now_s, own = time.monotonic(), _is_own(self._before[signum])
         if not self._heard or (own and signum not in self._heard):
             if not self._heard and self._team.pass_on(signum):
-                then = "calling the program's handler" if own else "once more ends it at once"
+                then = "calling the program's handler" if own else signals.ONCE_MORE
                 self._say(f"{signals.IN_LOOP if self._num_loops else signals.BETWEEN}; {then}")
             self._heard_at_s = now_s
             self._heard.add(signum)
-        elif self._team.supervisor.is_alone or now_s - self._heard_at_s > signals.ONE_SIGNAL_S:
+        elif now_s - self._heard_at_s > signals.ONE_SIGNAL_S:
             if own:
                 self._before[signum](signum, frame)
                 return
@@ -114,7 +114,7 @@ class Interrupts:
 
     def _leave_loop(self) -> None:
         """Put back what belongs to others between loops, and give them what was meant for them."""
-        stays = set() if _is_interactive() else {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+        stays = set() if _is_interactive() else set(signals.NOTICES)
         others = [n for n, before in self._before.items() if _is_own(before) or n not in stays]
         self._put_back(others)
         self._say = say

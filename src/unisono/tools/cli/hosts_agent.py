@@ -154,7 +154,7 @@ class HostAgent(LocalElasticAgent):
         self._place, self._status = place, 0
         self._look_at_s, self._num_looks_closed = 0.0, 0
         self._begun_s = time.monotonic()
-        for signum in (*ENDING_SIGNALS, signal.SIGHUP):
+        for signum in ENDING_SIGNALS:
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # by nohup
                 signal.signal(signum, self._pass_on)
 

@@ -145,8 +145,9 @@ def run(
     LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, every `init_method` and every port works, and
     nothing listens beyond this machine.
 
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 finish the step, write a checkpoint if the script has a
-    `directory`, and end all workers, with `--nnodes` on all hosts. A second one ends them at once.
+    Ctrl-C, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP finish the step, write a checkpoint if the script
+    has a `directory`, and end all workers, with `--nnodes` on all hosts. A second one, two seconds
+    later or more, ends them at once.
 
     \b
     Examples:

@@ -198,7 +198,7 @@ class _Feed:
 
 def main() -> None:
     """Serve loggers; the end of standard input ends it."""
-    for signum in (*ENDING_SIGNALS, signal.SIGHUP):
+    for signum in ENDING_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     said_fd = os.dup(1)
     os.dup2(2, 1)  # loggers print
