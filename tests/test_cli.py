@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -62,6 +63,42 @@ def commands_that_print(folder: Path) -> list[list[str]]:
     run = str(write_run(folder))
     compare = ["compare", run, run, "-o", str(folder / "page.html")]
     return [["checkpoints", run], ["top", "--once", run], ["report", run], compare]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["top", "--once"], ["report"], ["compare", "run"], ["checkpoints"]]
+)
+def test_a_run_of_somebody_else_is_refused_in_one_sentence(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    opened = os.open
+
+    def refuse(path: str, *rest: int, **more: int) -> int:
+        if str(path).endswith("events.jsonl") or "checkpoints" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *rest, **more)
+
+    def hidden(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "iterdir", hidden)
+    done = CliRunner().invoke(main, [*arguments, "run"])
+    assert done.exit_code == 2, done
+    assert "Permission denied" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_full_output_is_told_in_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "unisono", "explain", "CheckpointError"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "the system says 'No space left on device': make room there." in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.slow

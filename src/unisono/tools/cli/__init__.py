@@ -13,7 +13,7 @@ import click
 
 import unisono
 from unisono.runtime.launch.program import open_standard_fds
-from unisono.tools.cli.endings import Refusal
+from unisono.tools.cli.endings import Refusal, told_of_system
 from unisono.tools.cli.first_commands import demo, new
 from unisono.tools.cli.observing import plan, verify
 from unisono.tools.cli.run_command import run
@@ -51,7 +51,7 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """See click's; what is wrong is told in one sentence."""
-        with _in_one_sentence():
+        with _in_one_sentence(), told_of_system():
             return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
