@@ -199,7 +199,7 @@ def mixing():
     return collate
 
 
-KEEPING = "keeps what was drawn when a sample was read first: draw outside of what is kept"
+KEEPING = "keeps something of earlier readings"
 OTHERS = "but reading the same sample twice gave different values: draw from"
 
 

@@ -541,7 +541,7 @@ ROWS: dict[str, dict[str, Program]] = {
     "caches": {
         "noise": reading(
             lambda way: way.train(data=keeping_noise()),
-            r"`dataset\.change\.kept` keeps what was drawn when a sample was read first",
+            r"`dataset\.change\.kept` keeps something of earlier readings",
         ),
         "table": reading(
             lambda way: way.train(data=Lazy(None)), "as if it kept what it drew: draw outside"

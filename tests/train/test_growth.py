@@ -195,3 +195,43 @@ def test_lists_of_samples_are_halved_and_other_batches_left_alone(collate, is_to
     trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4)
     trainer.fit(loader, epochs=1)
     assert told(capfd).count("the loss grows") == is_told
+
+
+class Normalized(nn.Module):
+    """Inputs less the mean of all that were seen, whose steps become smaller."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.count += len(x)
+            self.mean += (x - self.mean).sum(0) / self.count
+        return self.layer(x - self.mean)
+
+
+def behind_each_other(samples):
+    """Make a batch with a tensor that has three rows for each sample, as CTC's targets."""
+    inputs = torch.stack([one for one, _ in samples])
+    return inputs, torch.tensor([label for _, label in samples]), torch.zeros(3 * len(samples))
+
+
+@pytest.mark.parametrize("collate", [None, behind_each_other])
+def test_a_mean_that_a_count_divides_is_told_of_with_any_batch(collate, capfd):
+    torch.manual_seed(0)
+    data = [(torch.randn(8), index % 3) for index in range(64)]
+    model = Normalized()
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        shards=4,
+    )
+    trainer.fit(torch.utils.data.DataLoader(data, 16, collate_fn=collate), epochs=1)
+    lines = told(capfd)
+    assert lines.count("forward passes change `mean`") == 1, lines
+    in_words = "as `count` grows, keep the sum over samples instead"
+    assert (in_words if collate is None else "`mean` and 1 more") in lines

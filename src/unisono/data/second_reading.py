@@ -159,7 +159,10 @@ class SecondReading:
 def _reason(finding: Dependence) -> str:
     path = f"`{finding.path}`"
     if _DRAWN in (finding.differs, finding.after):
-        kept = f"{path} keeps what was drawn when a sample was read first: {_APART}"
+        kept = (
+            f"{path} keeps something of earlier readings (what was drawn, or how many there were), "
+            f"and samples depend on it: compute statistics before training; {_APART}"
+        )
         return kept if finding.path else _KEPT
     if not finding.path:
         return _OTHERS

@@ -290,6 +290,8 @@ class FitUnderWay(Observer):
         self._next = step.number + 1
         if self._has_memory:
             self._memory.look()
+        if self._growth.is_open:
+            self._growth.look_again(step)
         if self._pace is not None and (line := self._pace.look(step.number)):
             self._say_once(line)
         if step.is_skipped and not self._has_skipped:

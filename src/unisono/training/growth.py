@@ -9,14 +9,14 @@ for what does not depend on the samples. What counts or averages samples would s
 alone; which of both it does shows which word of `buffers=` makes the plain loop's value of it.
 
 In the first step of a `fit` each worker computes the loss of half of its first shard, of the other
-half, and of the first half twice in one batch; all is put back. Of a batch that cannot be divided
-so, or a compiled model, nothing is said. Of a loop of the program's own only buffers are known.
+half, and of the first half twice in one batch; all is put back. Of a compiled model
+nothing is said. Of a batch that cannot be divided so, and of a loop of the program's own, only
+buffers are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +59,10 @@ _WORDS = {
     "`unisono.WholeBatch` or `step.gather`; sums and means over samples are combined by "
     '`buffers={{{!r}: "sum"}}` or `"mean"`, and with `"first"` this is not told',
 }
+_OF_COUNT = (
+    "; if its steps become smaller as `{}` grows, keep the sum over samples instead, and divide "
+    "where it is read"
+)
 _ENOUGH, _NOISE = 1.5, 0.01  # of twice as much; of what is the same
 
 
@@ -107,10 +111,13 @@ def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Growth:
-    """Looks at the first step of one `fit`. Final."""
+    """Looks at the first step of one `fit`. Final.
+
+    `is_open` once that could not be done, and the step as a whole is to be looked at.
+    """
 
     def __init__(self, run: RunContext) -> None:
-        self._run, self._is_done = run, False
+        self._run, self._is_done, self.is_open = run, False, False
 
     def look(self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any]) -> None:
         """Look at a shard whose passes are done, if it is the first, and say what was found."""
@@ -118,8 +125,17 @@ class Growth:
         if self._is_done or engine is None or run.shards == 1 or is_compiled(run.kept.model):
             return
         self._is_done = True
-        with suppress(Exception):  # a program may refuse such batches
+        try:
             self._look(step, batch, loss, engine)
+        except Exception:  # a batch that cannot be divided, such as of targets behind each other
+            self.is_open = True
+            engine.passes.start(step.newest[0])
+            engine.passes.leave_shards()
+
+    def look_again(self, step: Step) -> None:
+        """Look at what a step has done whose batches could not be divided."""
+        self.is_open = False
+        tell_of_loop(self._run, step)
 
     def _look(
         self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any], engine: StepEngine
@@ -173,7 +189,10 @@ def tell_of_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
     """Say of each kind of change what to write."""
     for kind, names in found.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        run.say_once(_OF_BUFFERS.format(names[0], more, _WORDS[kind].format(names[0])))
+        line = _OF_BUFFERS.format(names[0], more, _WORDS[kind].format(names[0]))
+        if kind == "mean" and "sum" in found:
+            line += _OF_COUNT.format(found["sum"][0])
+        run.say_once(line)
 
 
 def names_to_tell(run: RunContext, names: Any) -> list[str]:
