@@ -356,3 +356,21 @@ def test_wrappers_leave_no_prefix_in_the_names():
 
     model = make()[0]
     assert plain_weights(Wrapper(model)).keys() == model.state_dict().keys()
+
+
+def test_what_may_not_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch):
+    store = RunDirectory(tmp_path, 3)
+    for step in (1, 2):
+        store.write(step, CONTENTS)
+    opened = folder.open_in
+
+    def refuse(at, path, flags):
+        if os.readlink(f"/proc/self/fd/{at}").endswith("2") and path.name == FILES[0]:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(at, path, flags)
+
+    monkeypatch.setattr(folder, "open_in", refuse)
+    with pytest.raises(CheckpointError, match=r"step-0+2 in .* must be readable for you"):
+        store.newest(contents)
+    monkeypatch.undo()
+    assert store.newest(contents)[1].step == 2  # it is still there

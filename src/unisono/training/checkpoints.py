@@ -234,7 +234,10 @@ class Checkpoints:
     def set_aside(self, step: int) -> None:
         """Set checkpoints of later steps than `step` aside; what follows is another past."""
         for name in self._run_directory.set_aside(step):
-            self._say(f"checkpoint {name} is of another past and is set aside")
+            self._say(
+                f"checkpoint {name} is later than where the run resumes: its folder is renamed to "
+                f"`aside-…`, and you may delete it"
+            )
 
     def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> Snapshot:
         """Read a checkpoint that the leader has found, and may hold open to its host."""

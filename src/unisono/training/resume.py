@@ -163,7 +163,7 @@ def _find(
     except OSError as error:
         raise CheckpointError(
             f"`directory` must be a folder that can be read and written, or that can be made, but "
-            f"“{error}”: pass another one, or make room for it."
+            f"“{error}”: pass another one, or see that you may write there."
         ) from None
     answer: dict[str, Any] = {"directory": str(checkpoints.directory)}
     if found is None:

@@ -52,6 +52,10 @@ class TooLargeError(CheckpointError):
     """A file is larger than any model or run could need. Final."""
 
 
+class ForbiddenError(CheckpointError):
+    """A file may be whole, but this user may not read it. Final."""
+
+
 def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
     """Write a checkpoint in a new folder; when this returns it is on the disk, whole.
 
@@ -216,6 +220,11 @@ def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
             yield file
     except NotPlainFileError as error:
         raise CheckpointError(str(error)) from None
+    except PermissionError:
+        raise ForbiddenError(
+            f"{path.name} in {path.parent} must be readable for you, but its {name} is not, so "
+            f"nobody knows whether it is whole: ask its owner for it, or pass another `directory`."
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{name} must be a file, but: {error.strerror}.") from None
     except (MemoryError, OverflowError):

@@ -27,6 +27,7 @@ from typing import TypeVar
 from unisono.errors import CheckpointError, NotPlainFileError
 from unisono.runtime.checkpoint.folder import (
     Content,
+    ForbiddenError,
     TooLargeError,
     check_folder,
     read_folder,
@@ -131,7 +132,7 @@ class RunDirectory:
 
         A CheckpointError of `read`, which makes the contents of the three files, passes it over.
         One with a file larger than there is a use for is of another model, so an older one would
-        be, too: that raises.
+        be, too: that raises, and so does one that this user may not read.
         """
         passed_over: list[CheckpointEntry] = []
         for step, path in reversed(self._found()):
@@ -141,6 +142,8 @@ class RunDirectory:
                 return read(files), entry, passed_over
             except TooLargeError as error:
                 raise TooLargeError(f"{path.name}: {error}") from None
+            except ForbiddenError:
+                raise
             except CheckpointError as error:
                 passed_over.append(CheckpointEntry(path, step, 0, str(error)))
         return None, None, passed_over

@@ -87,8 +87,8 @@ def place_workers(
     if num_workers + _FILES_BESIDE > machine.open_files:
         raise ValueError(
             f"{num_workers:,} workers need {num_workers + _FILES_BESIDE:,} open files in their "
-            f"launcher, but this process may open {machine.open_files:,.0f}: start about one for "
-            f"each core, or enter `ulimit -n {num_workers + _FILES_BESIDE}` before."
+            f"launcher, but this process may open {machine.open_files:,.0f}: start fewer, or "
+            f"enter `ulimit -n {num_workers + _FILES_BESIDE}` before."
         )
     if not gpus:
         return Placement(num_workers)

@@ -100,8 +100,8 @@ def _process_of(target: str) -> int:
     if pid is None:
         raise ValueError(
             f"DIRECTORY must be that of a run that is under way on this machine, but nothing works "
-            f"in {target!r}: `unisono top --once {target}` shows how the run ended, and a PID "
-            "names any other job."
+            f"in {target!r}: if a run was there, `unisono top --once {target}` shows how it ended; "
+            f"a PID names any other job."
         )
     return pid
 
