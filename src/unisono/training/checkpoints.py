@@ -285,6 +285,8 @@ class Checkpoints:
             self._writer.begin(snapshots.mapping, kept)
         if wait:
             self._writer.wait()
+            if not_saved := self._writer.not_saved:
+                self._say(not_saved)
 
     def written(self) -> Path | None:
         """Wait for this process's writer; give the newest checkpoint's folder, if it is there."""

@@ -78,6 +78,17 @@ class CheckpointWriter:
         self._num_begun = 0
         self._copied: set[str] = set()
         self.newest = ""
+        self._missing: dict[str, int] = {}  # by directory, the newest step, if it was not written
+
+    @property
+    def not_saved(self) -> str:
+        """Say which newest states are not on the disk; empty if all are."""
+        return "; ".join(
+            f"the newest state, of step {step}, is NOT on the disk, in {shown(directory, 1000)}: "
+            f"make room, then start the program again, which resumes from the newest checkpoint "
+            f"that is there"
+            for directory, step in self._missing.items()
+        )
 
     def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
         """Begin to write a snapshot, after the one before is written.
@@ -120,11 +131,13 @@ class CheckpointWriter:
             with memoryview(memory) as whole, whole[kept.places.bounds(kept.slot)] as slot:
                 trouble = self._attempt(memory, slot, kept, number)
             if trouble:
+                self._missing[kept.directory] = kept.step
                 self._say(
                     f"step {kept.step}: no checkpoint: {trouble}; training goes on, the next one "
                     f"is tried."
                 )
             else:
+                self._missing.pop(kept.directory, None)
                 self.newest = (
                     f"step {kept.step} is on the disk, in {shown(kept.directory, 1000)}: start the "
                     f"program again to go on from there"

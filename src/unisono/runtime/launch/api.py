@@ -147,16 +147,17 @@ def run(job: Job) -> int:
     with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(job.environ)
         try:
-            state = supervise(server, job, signals).state
+            ended = supervise(server, job, signals)
         finally:
             server.kill()
             kill_below(os.getpid())
+    state = ended.state
     if state.interrupted_by is not None:
         say(interrupt_message(state, job.num_workers))
     elif state.cause is not None:
         on_host = f"on host {job.host}, " if job.hosts else ""
         say(on_host + failure_message(state, job.num_workers))
-    return exit_status(state, is_one_of_several=bool(job.hosts))
+    return exit_status(state, is_one_of_several=bool(job.hosts)) or int(not ended.is_saved)
 
 
 def _supervised(job: Job) -> JobResult:

@@ -59,7 +59,7 @@ class RequestHandler:
         self.state = state
         self._control = control
         self._staff = staff
-        self._writer = writer
+        self._writer, self.is_saved = writer, True
         self._wake = wake
         self._memories = SharedMemories()
         # With who waits for the answer, and whether until it is written; the first is under way.
@@ -168,6 +168,9 @@ class RequestHandler:
         self._writer.wait()
         if self._is_ending and self._writer.newest:
             say(self._writer.newest)
+        if not_saved := self._writer.not_saved:
+            say(not_saved)
+            self.is_saved = False
         self._memories.close()
         self._writer.close(is_enough)
 

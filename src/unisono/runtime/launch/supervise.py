@@ -56,6 +56,7 @@ class JobResult:
     state: policy.JobState  # failures and interrupts, as the policy saw them
     results: dict[int, bytes]  # the pickled result of each worker that finished, by rank
     server_is_usable: bool  # the fork server can start another job
+    is_saved: bool = True  # the newest state is on the disk, where it was to be
 
 
 def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
@@ -68,7 +69,8 @@ def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> J
         raise
     finally:
         supervision.close()
-    return JobResult(supervision.state, supervision.results, supervision.server_is_usable)
+    usable, is_saved = supervision.server_is_usable, supervision.is_saved
+    return JobResult(supervision.state, supervision.results, usable, is_saved)
 
 
 class _Supervision:
@@ -93,7 +95,7 @@ class _Supervision:
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
         self._has_groups = False
-        self._told_until_s = -math.inf
+        self._told_until_s, self.is_saved = -math.inf, True
         self._keeps_at_s = math.inf
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         # Of several hosts, this one alone cannot tell who waits for whom.
@@ -181,6 +183,7 @@ class _Supervision:
         self._hangs.close()
         signals = self._signals
         self._requests.close(lambda: signals is not None and bool(signals.read()))
+        self.is_saved = self._requests.is_saved
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
         del self._requests, self._hangs, self._watch
