@@ -106,7 +106,7 @@ class Reading:
         return _without_last(reading) if drop_last else reading
 
     def of_another(self, dataset: Any) -> Reading:
-        """Give how another dataset is read: in the same way, or as its DataLoader says."""
+        """Return how another dataset is read: in the same way, or as its DataLoader says."""
         if isinstance(dataset, DataLoader):
             return _taken_apart(dataset)
         return replace(self, dataset=dataset, sampler=None, batch_sampler=None)
@@ -260,7 +260,7 @@ _NAMED_AT_MOST = 8
 
 
 def is_stream(dataset: Any) -> bool:
-    """Tell whether a dataset's samples have no numbers, but come one after another."""
+    """Return whether a dataset's samples have no numbers, but come one after another."""
     return isinstance(dataset, IterableDataset)
 
 
@@ -295,7 +295,7 @@ def length_of(dataset: Any) -> int:
 
 
 def _not_of_samples(dataset: Any) -> str:
-    """Say what a dataset has in the place of samples, and what to pass; empty if it has samples."""
+    """Describe what a dataset has instead of samples, and what to pass; empty if it has samples."""
     if isinstance(dataset, Mapping) and 0 not in dataset:
         keys = ", ".join(map(repr, islice(dataset, _NAMED_AT_MOST)))
         first = next(iter(dataset.values()), None)

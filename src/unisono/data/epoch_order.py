@@ -142,7 +142,7 @@ class EpochOrder:
         return taken
 
     def _limits(self, said: Any) -> tuple[int, int]:
-        """Say how much is read of an order that may have no end: all of one that has one."""
+        """Return how much is read of an order that may have no end: all of one that has one."""
         at_most, at_least = self._needed, self._dataset_length
         if at_most is None:
             at_most, at_least = _ENDLESS_FROM, 100 * at_least
@@ -276,7 +276,7 @@ def _drawn(plan: SamplePlan, epoch: int) -> tuple[Memory, torch.Tensor]:
 
 
 def _given_back(memory: Memory, order: torch.Tensor) -> Iterator[memoryview]:
-    """Give an order's bytes in chunks, each of which is gone from memory once it is taken."""
+    """Yield an order's bytes in chunks, each of which is gone from memory once it is taken."""
     for start in range(0, order.nbytes, _CHUNK_BYTES):
         num_bytes = min(_CHUNK_BYTES, order.nbytes - start)
         yield memory.view(start, num_bytes)

@@ -101,7 +101,7 @@ def leaf_of(dataset: Any) -> Any:
 
 
 def lies_in_memory(leaf: Any) -> bool:
-    """Tell whether samples of a dataset that is no ``Subset`` are read without any code."""
+    """Return whether samples of a dataset that is no ``Subset`` are read without any code."""
     return type(leaf) in (TensorDataset, list, tuple)
 
 

@@ -52,7 +52,7 @@ class _Epoch(NamedTuple):
 def progress_at(
     plan: SamplePlan, first: int, done: tuple[int, int] | None = None, *, in_order: bool = False
 ) -> Callable[[ShardPosition], At]:
-    """Give what says for each place where the run is when it comes there.
+    """Return a function that says where the run is when it comes to a place.
 
     `first`: the step at the first batch of the plan's epoch, which is 0 unless a batch sampler
     cuts epochs; then as if all epochs were like the plan's;
@@ -115,7 +115,7 @@ class EarlyBatch:
             self._give = functools.partial(device.move, batch)
 
     def give(self) -> Any:
-        """Give it, or raise what taking it has raised."""
+        """Return it, or raise what taking it has raised."""
         if self._raised is not None:
             raise self._raised
         return self._give()
@@ -213,7 +213,7 @@ class Loader:
             raise
 
     def indices(self, place: ShardPosition) -> list[int]:
-        """Tell which samples the batch of a place has, by their numbers in the dataset."""
+        """Return which samples the batch of a place has, by their numbers in the dataset."""
         indices: list[int] = self._indices(place).tolist()
         return indices
 
@@ -254,7 +254,7 @@ class Loader:
         return self._read(place)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        """Give the order of an epoch, of which few are kept.
+        """Return the order of an epoch, of which few are kept.
 
         Two, as reading ahead is in the next epoch before the worker is; of long ones, one.
         """
@@ -266,7 +266,7 @@ class Loader:
         return epochs[epoch]
 
     def _reading_on(self, place: ShardPosition, shards: Sequence[int]) -> LoaderProcesses:
-        """Give processes that read a place next, and go on for these shards."""
+        """Return processes that read this place next, and continue for these shards."""
         ahead = self._ahead
         if ahead is not None and ahead.under_way and self._ahead_for == shards:
             next_place, _ = ahead.under_way[0]

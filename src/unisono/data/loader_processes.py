@@ -110,7 +110,7 @@ class LoaderProcesses:
         return result
 
     def is_ready(self, within_s: float = 0.0) -> bool:
-        """Tell whether the next result is worked out, so that :meth:`take` only has to read it.
+        """Return whether the next result is worked out, so that :meth:`take` only has to read it.
 
         Also where its process has died, which :meth:`take` tells.
         """

@@ -28,7 +28,7 @@ class _Packer(pickle.Pickler):
 
 
 def packed(value: Any, reduce: Callable[[Any], Any]) -> tuple[bytes, list[memoryview]]:
-    """Give a pickle, and the bytes that are apart from it.
+    """Return a pickle, and the bytes that are apart from it.
 
     `reduce` is as :meth:`pickle.Pickler.reducer_override`; see :func:`tensor_apart`.
     """
@@ -40,13 +40,13 @@ def packed(value: Any, reduce: Callable[[Any], Any]) -> tuple[bytes, list[memory
 
 
 def unpacked(words: bytes | bytearray, take: Callable[[int], Any]) -> Any:
-    """Give the value of a pickle; `take` gives the next so many bytes, which are kept."""
+    """Return the value of a pickle; `take` gives the next so many bytes, which are kept."""
     value, sizes = pickle.loads(words)
     return pickle.loads(value, buffers=map(take, sizes))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether there is nothing to a tensor but dtype, shape, strides and bytes."""
+    """Return whether there is nothing to a tensor but dtype, shape, strides and bytes."""
     is_dense = tensor.layout == torch.strided and not tensor.is_quantized
     return is_dense and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
@@ -59,7 +59,7 @@ def tensor_apart(tensor: torch.Tensor) -> Any:
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor's elements, however often repeated, do not lie side by side."""
+    """Return whether a tensor's elements, however often repeated, do not lie side by side."""
     return not _elements(tensor).is_contiguous()
 
 

@@ -127,7 +127,7 @@ def _as_array(found: Any, argument: str, name: str) -> np.ndarray[Any, Any]:
 
 
 def _is_key(sample: Any) -> bool:
-    """Tell whether a dataset is asked for a sample by something that is no number."""
+    """Return whether a dataset is asked for a sample by something that is no number."""
     return isinstance(sample, (str, bytes, tuple))
 
 

@@ -48,7 +48,7 @@ class StreamPass:
         self.next = shard
 
     def leads_to(self, position: int, epoch: int) -> bool:
-        """Tell whether a position is still to come, in this epoch and this process."""
+        """Return whether a position is still to come, in this epoch and this process."""
         # A file that a parent reads has one place for both, so each process opens its own.
         return self._place == (epoch, os.getpid()) and self.next <= position
 
@@ -159,6 +159,6 @@ class StreamReader:
 
 
 def _can_be_divided(dataset: Any, shards: int) -> bool:
-    """Tell whether a stream can give each shard's part; some say how many they have at most."""
+    """Return whether a stream can give each shard's part; some say how many they have at most."""
     most = getattr(dataset, "num_shards", None)
     return callable(getattr(dataset, "shard", None)) and not (type(most) is int and most < shards)

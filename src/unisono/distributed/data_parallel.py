@@ -194,7 +194,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     def _tensors_of_chunks(
         self, original: Original, devices: Sequence[torch.device]
     ) -> list[dict[int, torch.Tensor]]:
-        """Give for each chunk what takes the place of each parameter and buffer, by its ``id``."""
+        """Return for each chunk what replaces each parameter and buffer, by its ``id``."""
         everything = original.parameters + original.buffers
         there = {devices[0]: everything}
         for device in dict.fromkeys(devices):
@@ -281,7 +281,7 @@ def read_device(argument: str, name: Name) -> torch.device:
 
 
 def accelerator() -> str | None:
-    """Give the type of this machine's accelerators; None if there are none."""
+    """Return the type of this machine's accelerators; None if there are none."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return None if found is None else found.type
 

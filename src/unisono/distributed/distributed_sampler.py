@@ -86,7 +86,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
             self.num_samples = len(range(rank, self.total_size, num_replicas))
 
     def __iter__(self) -> Iterator[int]:
-        """Give this rank's indices, in the order of the epoch that is set now."""
+        """Return this rank's indices, in the order of the epoch that is set now."""
         if not self.exact:
             return super().__iter__()
         if len(self.dataset) != self.total_size:  # type: ignore[arg-type]

@@ -194,7 +194,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         return super()._pre_forward(*inputs, **kwargs)
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
-        """Tell joined ranks whether this step is synchronized, and learn how many are left.
+        """Report to joined ranks whether this step is synchronized, and learn how many are left.
 
         Collective: with joined ranks' calls. torch's does the same without looking at the sum.
         """

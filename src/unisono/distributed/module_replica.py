@@ -146,7 +146,7 @@ def aliases(
     devices: Sequence[torch.device],
     copies: Mapping[torch.device, Sequence[torch.Tensor]],
 ) -> list[Tensors]:
-    """Give each chunk its alias of each tensor that takes gradients, on the chunk's device.
+    """Return for each chunk its alias of each tensor that takes gradients, on the chunk's device.
 
     The tensors are on the first device; `copies` are on the others.
     """

@@ -139,7 +139,7 @@ class SamplePlan:
         return torch.int32 if self.num_samples <= _INT32 else torch.int64
 
     def order(self, epoch: int, into: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Give the dataset's indices in the order of `epoch`, of shape (num_samples,).
+        """Return the dataset's indices in the order of `epoch`, of shape (num_samples,).
 
         None if it is the order of the dataset or the stream; `into`: where it is to be drawn.
         """
@@ -188,7 +188,7 @@ class SamplePlan:
         return told.hexdigest()
 
     def bounds(self, batch: int) -> tuple[int, int]:
-        """Give the positions [start, stop) of the epoch's `batch`-th global batch."""
+        """Return the positions [start, stop) of the epoch's `batch`-th global batch."""
         if self.starts is None:
             start = batch * self.batch_size
             return start, min(start + self.batch_size, self.num_samples)
@@ -196,7 +196,7 @@ class SamplePlan:
         return self._start(batch * each), self._start((batch + 1) * each)
 
     def first_position(self, batch: int, shard: int) -> int:
-        """Give the first position at or after the batch's start that belongs to `shard`."""
+        """Return the first position at or after the batch's start that belongs to `shard`."""
         if self.in_blocks:
             return self._pass_bounds(batch * self.shards + shard)[0]
         start, _ = self.bounds(batch)
@@ -218,11 +218,11 @@ class SamplePlan:
         return shard if self.starts is not None else (shard - start // self.groups) % self.shards
 
     def as_progress(self, batch: int, shard: int) -> tuple[int, int]:
-        """Give batch and shard as ``unisono.progress`` does, for which a block is a batch."""
+        """Return batch and shard as ``unisono.progress`` does, for which a block is a batch."""
         return (batch * self.shards + shard, 0) if self.in_blocks else (batch, shard)
 
     def positions(self, shard: int) -> torch.Tensor:
-        """Give the positions of an epoch's order that belong to a shard, ascending; int64."""
+        """Return the positions of an epoch's order that belong to a shard, ascending; int64."""
         if self.starts is None:
             everything = torch.arange(self.num_samples)
             whole, begins = everything // self.pass_size, torch.tensor(0)
@@ -234,12 +234,12 @@ class SamplePlan:
         return everything[turns % self.shards == shard]
 
     def indices(self, epoch: int, shard: int) -> torch.Tensor:
-        """Give all of an epoch's indices that belong to a shard, in their order; int64."""
+        """Return all of an epoch's indices that belong to a shard, in their order; int64."""
         order, positions = self.order(epoch), self.at(epoch).positions(shard)
         return positions if order is None else order[positions].long()
 
     def passes(self) -> Iterator[torch.Tensor]:
-        """Give the indices of each pass in turn, where shards take blocks; int64."""
+        """Yield the indices of each pass in turn, where shards take blocks; int64."""
         order = self.order(0)
         for number in range(self.steps_per_epoch * self.shards):
             start, stop = self._pass_bounds(number)
@@ -247,7 +247,7 @@ class SamplePlan:
                 yield torch.arange(start, stop) if order is None else order[start:stop].long()
 
     def shard_positions(self, batch: int, shard: int) -> torch.Tensor:
-        """Give the positions that belong to one shard of one global batch, ascending; int64."""
+        """Return the positions that belong to one shard of one global batch, ascending; int64."""
         here = torch.Generator().device  # the host, whatever torch's default device is
         if self.in_blocks:
             start, stop = self._pass_bounds(batch * self.shards + shard)
@@ -291,7 +291,7 @@ class SamplePlan:
 
 
 def _are_distinct(order: torch.Tensor) -> bool:
-    """Tell at little cost, where indices are about as many as what they choose from, else False."""
+    """Return whether indices are distinct, if that costs little; False if it would cost much."""
     if not len(order) or (end := int(order.max()) + 1) > 8 * len(order):
         return False
     is_seen = torch.zeros(end, dtype=torch.bool)

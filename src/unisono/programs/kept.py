@@ -387,7 +387,7 @@ class KeptProgram:
         return True
 
     def left(self) -> list[str]:
-        """Say what of callbacks and loops is not kept: some objects, and what differs."""
+        """Return what of callbacks and loops is not kept: some objects, and what differs."""
         kinds = {
             path: f"a {h.name_of(type(value))}"
             for path, value in self._left.items()

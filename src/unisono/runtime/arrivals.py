@@ -70,7 +70,7 @@ class Arrivals:
         return give
 
     def _is_plain(self, part: Any) -> bool:
-        """Tell whether a tensor lies on the host, so that nothing computed has to be waited for."""
+        """Return whether a tensor is on the host, where nothing computed has to be waited for."""
         return (
             type(part) is torch.Tensor
             and part.is_cpu
@@ -98,7 +98,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def tell_not_pinned(what: str, reason: str) -> None:
-    """Say, once in this process, that copies take longer than they should."""
+    """Report, once in this process, that copies take longer than they should."""
     say(
         f"{what} are copied by way of memory that is not pinned, as the system refuses to pin it "
         f"({reason}): results are the same, copies take longer. Raise the limit of locked memory "

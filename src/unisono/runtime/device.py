@@ -140,7 +140,7 @@ class Device:
         return torch.autocast(self.torch.type, dtype)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor is on this device."""
+        """Return whether a tensor is on this device."""
         return any(tensor.device == part.torch for part in self.parts)
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor) -> None:
@@ -184,7 +184,7 @@ class Device:
         return sum(int(free) for free, _ in each), sum(int(total) for _, total in each)
 
     def copies(self) -> Copies:
-        """Give a stream of copies between this device and the host."""
+        """Return a stream of copies between this device and the host."""
         return Copies(self, self._module)
 
     def register(self, memory: torch.Tensor) -> Callable[[], None] | None:
@@ -249,7 +249,7 @@ class Copies:
         self._busy.clear()
 
     def issued(self) -> Callable[[], bool]:
-        """Give what tells whether all copies so far are made; any thread may ask it."""
+        """Return what tells whether all copies so far are made; any thread may ask it."""
         events = [self._streams[device].record_event() for device in self._busy]
         return lambda: all(event.query() for event in events)
 
@@ -285,12 +285,12 @@ def by_device(tensors: Sequence[torch.Tensor], *others: Sequence[torch.Tensor]) 
 
 
 def host() -> Device:
-    """Give the CPU."""
+    """Return the CPU."""
     return Device(torch.device(HOST))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """Give the generator that is drawn from on a device where nobody names one."""
+    """Return the generator that is drawn from on a device where nobody names one."""
     if device.type == HOST:
         return torch.default_generator
     generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
@@ -298,7 +298,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is in the memory of the host."""
+    """Return whether a tensor is in the memory of the host."""
     return tensor.device.type == HOST
 
 
@@ -325,7 +325,7 @@ def count_of(kind: str) -> int:
 
 
 def flushes_denormals() -> bool:
-    """Tell whether this thread takes denormal numbers for 0 (``torch.set_flush_denormal``)."""
+    """Return whether this thread takes denormal numbers for 0 (``torch.set_flush_denormal``)."""
     return not (torch.tensor(1e-40, dtype=torch.float32, device=HOST) * 1.0).item()
 
 
@@ -341,7 +341,7 @@ def seed_generators(seed: int) -> None:
 
 
 def drawn_so_far() -> list[Any]:
-    """Tell how far Python's, numpy's and torch's default generators on the host have come."""
+    """Return how far Python's, numpy's and torch's default generators on the host have come."""
     return [
         hash(random.getstate()),
         np.random.get_state(legacy=False),
@@ -377,7 +377,7 @@ def set_generator_states(states: Sequence[Any], devices: Sequence[torch.device] 
 
 
 def drawn_without_seed() -> bool:
-    """Tell whether torch's default generator was drawn from and begins elsewhere in each start.
+    """Return whether torch's default generator was drawn from and begins elsewhere in each start.
 
     It begins where the system's randomness says, until a program seeds it. One in 2,000 such seeds
     is taken for a program's.
@@ -391,7 +391,7 @@ def drawn_without_seed() -> bool:
 
 @functools.cache
 def notices() -> set[str]:
-    """Give what this process has been told once about its generators."""
+    """Return what this process has been told once about its generators."""
     return set()
 
 
@@ -412,7 +412,7 @@ def grad_scaler() -> torch.amp.GradScaler:
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Give the elements of a tensor as an array, which shares its memory where it can."""
+    """Return the elements of a tensor as an array, which shares its memory where it can."""
     return tensor.detach().cpu().numpy()
 
 
@@ -430,10 +430,10 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_rows(tensor: torch.Tensor) -> memoryview:
-    """Give the elements of a tensor as bytes, row by row."""
+    """Return the elements of a tensor as bytes, row by row."""
     return bytes_of(tensor.detach().cpu().contiguous())
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor in the memory of the host: itself, or a copy."""
+    """Return a tensor in the memory of the host: itself, or a copy."""
     return tensor.detach().cpu()

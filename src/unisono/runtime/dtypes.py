@@ -44,7 +44,7 @@ _NAMES = {code: name for name, code in CODES.items()}
 
 
 def code_of(dtype: torch.dtype) -> str:
-    """Give safetensors' word for a dtype; torch's own where it has none."""
+    """Return safetensors' word for a dtype; torch's own where it has none."""
     return CODES.get(str(dtype), str(dtype))
 
 

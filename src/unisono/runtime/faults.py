@@ -64,7 +64,7 @@ def read_faults(text: str) -> tuple[Fault, ...]:
 
 
 def disk_full(faults: tuple[Fault, ...], checkpoint: int) -> bool:
-    """Tell whether the disk is to be full for a checkpoint, the first of which is 1."""
+    """Return whether the disk is to be full for a checkpoint, the first of which is 1."""
     return Fault("disk-full", checkpoint=checkpoint) in faults
 
 

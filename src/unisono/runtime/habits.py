@@ -155,7 +155,7 @@ def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def missing(where: str, name: str) -> AttributeError:
-    """Say what to write in the place of something that is not there."""
+    """Return what to write in the place of something that is not there."""
     ways = [way for way, names in _NAMES.items() if name in names.split()]
     remedy = f": {ways[0]}." if ways else ""
     return AttributeError(f"{where} has no attribute {name!r}{remedy}")

@@ -56,7 +56,7 @@ def shown_lines(text: str) -> str:
 
 
 def can_show(text: str, encoding: str) -> bool:
-    """Tell whether a terminal has all characters of a text."""
+    """Return whether a terminal has all characters of a text."""
     try:
         text.encode(encoding)
     except (LookupError, UnicodeEncodeError):

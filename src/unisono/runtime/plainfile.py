@@ -138,7 +138,7 @@ def check_own_folder(path: Path) -> None:
 
 
 def is_at(path: Path, fd: int) -> bool:
-    """Tell whether an open plain file still has this name; links to it do not count."""
+    """Return whether an open plain file still has this name; links to it do not count."""
     try:
         there = os.lstat(path)
     except OSError:

@@ -169,7 +169,7 @@ def command_of(pid: int) -> str:
 
 
 def thread_time_ns(pid: int) -> int:
-    """Tell how long a process's first thread has run, in nanoseconds; 0 if nobody knows."""
+    """Return how long a process's first thread has run, in nanoseconds; 0 if nobody knows."""
     times = thread_times(Path(f"/proc/{pid}"))
     return 0 if times is None else times.ran_ns
 
@@ -197,7 +197,7 @@ def adopt_orphans() -> None:
 
 
 def thread_has_ended(pid: int, thread: int) -> bool:
-    """Tell whether a thread of a process has ended."""
+    """Return whether a thread of a process has ended."""
     stat = parse_stat(read_text(Path(f"/proc/{pid}/task/{thread}/stat")))
     return stat is None or stat.has_ended
 
@@ -299,7 +299,7 @@ def _namespace(kind: str) -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """Tell when a process began, in ticks, which names it for ever; None when it has ended."""
+    """Return when a process began, in ticks, which names it for ever; None when it has ended."""
     stat = read_stat(pid)
     return None if stat is None or stat.has_ended else stat.started
 

@@ -29,7 +29,7 @@ AGENT_ENDED = signal.SIGHUP
 
 
 def interruption(signum: int) -> BaseException:
-    """Give what Python raises after Ctrl-C, or what a shell would see after another signal."""
+    """Return what Python raises after Ctrl-C, or what a shell would see after another signal."""
     return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
@@ -44,7 +44,7 @@ def signals_held_back() -> Iterator[None]:
 
 
 def is_free(signum: int) -> bool:
-    """Tell whether nobody handles a signal here, be it in C, as `faulthandler.register` does.
+    """Return whether nobody handles a signal here, be it in C, as `faulthandler.register` does.
 
     Between loops, the handler of :class:`.interrupts.Interrupts` gives way.
     """
@@ -112,5 +112,5 @@ def interrupts() -> Iterator[Signals | None]:
 
 
 def _is_of_a_kernel(handler: object) -> bool:
-    """Tell whether a kernel has set this for a cell's ``await``, which ends none that launches."""
+    """Return whether a kernel has set this for a cell's ``await``, which ends no launcher."""
     return str(getattr(handler, "__module__", "")).split(".")[0] == "ipykernel"

@@ -39,12 +39,12 @@ class Now:
 
 @functools.cache
 def now() -> Now:
-    """Give where this process is."""
+    """Return where this process is."""
     return Now()
 
 
 def progress() -> TrainingProgress:
-    """Tell where the run is: for a loss, a model, a data set, a collate function, a callback.
+    """Return where the run is: for a loss, a model, a data set, a collate function, a callback.
 
     For what changes in the course of training: an annealed weight, a curriculum, a schedule of
     augmentations. A counter of the program's own would depend on how many workers there are; this

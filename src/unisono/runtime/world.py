@@ -175,7 +175,7 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
-    """Tell a task of ``srun`` from a batch script or a shell in an allocation."""
+    """Return whether this is a task of ``srun``, not a batch script or a shell in an allocation."""
     if "SLURM_PROCID" not in environ:
         return False
     step = environ.get("SLURM_STEP_ID")
@@ -298,7 +298,7 @@ _kept: dict[tuple[Hashable, ...], Any] = {}
 
 
 def per_process(make: Callable[..., T], *arguments: Hashable) -> T:
-    """Give this process's one `make(*arguments)`, of which threads that ask at once get the same.
+    """Return this process's one `make(*arguments)`, of which threads that ask at once get the same.
 
     A fork begins with nothing of its own: it must not use what belongs to its parent.
     """

@@ -66,7 +66,7 @@ class BodyRehearsal:
     def once_more(
         self, start: Callable[[int, Callable[[Any], None]], None], *, is_within: bool
     ) -> Iterator[Any]:
-        """Give out the first batch again, if the body has changed anything.
+        """Hand out the first batch again, if the body has changed anything.
 
         `start` prepares for its passes, and for taking the loss; `is_within`: batches are given to
         an iterator of the program's, which may count them.

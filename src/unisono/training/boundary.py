@@ -106,7 +106,7 @@ class Boundary:
         self._team.note_step(step)
 
     def plan_next(self) -> None:
-        """Say what is to be done after the step under way; only the leader's word counts."""
+        """Report what is to be done after the step under way; only the leader's word counts."""
         self._team.plan(self._kept.position.step + 1, self._due_next())
 
     def count(self, means: Mapping[str, float]) -> None:

@@ -225,7 +225,7 @@ class Checkpoints:
         return None
 
     def held_here(self) -> dict[int, str]:
-        """Tell, as the first of a host with its own directory, its whole checkpoints' digests."""
+        """Return, as the first of a host with its own directory, its whole checkpoints' digests."""
         self._claim()
         self._check_place()
         found = [] if self._saving.resume == "never" else self._run_directory.entries()
@@ -253,7 +253,7 @@ class Checkpoints:
         self.kept_step = step
 
     def is_due(self, after: Position) -> bool:
-        """Tell, as the leader, whether a checkpoint is due at this place."""
+        """Return, as the leader, whether a checkpoint is due at this place."""
         if self._is_kept_elsewhere:
             return True
         if self._kept_by is not None and self._kept_by not in self._team.membership.ranks:
@@ -318,7 +318,7 @@ class Checkpoints:
         return ""
 
     def tell_slow_disk(self, waited_s: float) -> None:
-        """Say that training waits for an earlier checkpoint to be written."""
+        """Report that training waits for an earlier checkpoint to be written."""
         self._say(
             f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
             f"look at {self.directory}, or let checkpoints be rarer."

@@ -34,7 +34,7 @@ class Computing:
     precision: Precision
 
     def fixed_by(self, model: nn.Module, device: Device) -> dict[str, Any]:
-        """Say what of it changes bits on a device, by name, as plain JSON, for a run's identity."""
+        """Return what of it changes bits on a device, by name, as JSON, for a run's identity."""
         return {
             "precision": self.precision.name,
             "channels_last": _has_channels_last(model),
@@ -73,7 +73,7 @@ class Computing:
 
 
 def _has_channels_last(model: nn.Module) -> bool:
-    """Tell whether a program has laid images out so, with ``model.to(memory_format=…)``."""
+    """Return whether a program has laid images out so, with ``model.to(memory_format=…)``."""
     layout = torch.channels_last
     return any(
         parameter.is_contiguous(memory_format=layout) and not parameter.is_contiguous()
@@ -86,7 +86,7 @@ _SHAPES_AT_MOST = 256
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Tell whether a program has had a model's forward pass, or a part of it, compiled."""
+    """Return whether a program has had a model's forward pass, or a part of it, compiled."""
     return any(
         "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -94,7 +94,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def compiler_of(model: nn.Module, device: Device) -> str | None:
-    """Say what torch compiles a model with, ``""`` if it cannot; None if it is not compiled."""
+    """Name what torch compiles a model with, ``""`` if it cannot; None if it is not compiled."""
     if not is_compiled(model):
         return None
     try:
@@ -121,7 +121,7 @@ def every_shape_compiled() -> Iterator[None]:
 
 
 def tf32_in_words() -> str:
-    """Say what float32 computations of an accelerator may be in TF32, for the identity of a run."""
+    """Name what float32 computations of an accelerator may be in TF32, for a run's identity."""
     backends: Any = torch.backends
     switches = {
         "products": backends.cuda.matmul,
@@ -132,7 +132,7 @@ def tf32_in_words() -> str:
 
 
 def arithmetic_in_words() -> str:
-    """Say what a program has switched of torch's arithmetic, for a run's identity."""
+    """Describe what a program has switched of torch's arithmetic, for a run's identity."""
     backends: Any = torch.backends
     onednn = backends.mkldnn
     switches = {

@@ -53,7 +53,7 @@ def note_validation(last: dict[str, Any], found: Mapping[str, Any], position: Po
 
 
 def rows(last: dict[str, Any], position: Position) -> list[dict[str, Any]]:
-    """Give all rows; one for the epoch under way, too, if it has begun.
+    """Return all rows; one for the epoch under way, too, if it has begun.
 
     A validation at the end of a call, where none was due, is in none: a run that is resumed in a
     later call does not know of it.

@@ -117,7 +117,7 @@ class Passes:
 
 
 def checked(model: nn.Module) -> nn.Module:
-    """Give a model that a program has passed; raises TypeError if it is none."""
+    """Return a model that a program has passed; raises TypeError if it is none."""
     check_module("model", model)
     return model
 

@@ -77,7 +77,7 @@ class Explanation:
             raise ours
 
     def note_update(self, error: Exception, in_step: str) -> None:
-        """Say of an error that it was raised behind the passes; as :meth:`check_memory` does."""
+        """Report of an error that it was raised behind the passes; as :meth:`check_memory` does."""
         if isinstance(error, RuntimeError):
             self.check_memory(error, "update")
         note_place(error, f"{in_step}, in the sum of gradients or the update")
@@ -85,7 +85,7 @@ class Explanation:
     def is_of(
         self, error: BaseException, in_step: str, shard: int | None, backward: CodeType
     ) -> bool:
-        """Say what an exception of the step's block is about; False if of a shard's second look."""
+        """Return what an exception of the step's block is about; False: of a second look."""
         if self._is_begun:
             self.close()
             if isinstance(error, Exception):
@@ -128,7 +128,7 @@ class Explanation:
             self._look.close()
 
     def of_values(self, error: NonFiniteLossError) -> NonFiniteLossError:
-        """Say what has made a loss, or gradients, not finite. Collective."""
+        """Return what has made a loss, or gradients, not finite. Collective."""
         self.close()
         cause = Cause(parameters=error.parameters)
         with suppress(Exception):  # what is raised here counts less
@@ -251,7 +251,7 @@ _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether torch has refused an operation as it has no deterministic form."""
+    """Return whether torch has refused an operation as it has no deterministic form."""
     if not isinstance(error, RuntimeError) or isinstance(error, NondeterministicError):
         return False
     return _REFUSED.search(str(error)) is not None or WORKSPACE_VARIABLE in str(error)
@@ -271,7 +271,7 @@ def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
 def refused(
     error: BaseException, model: nn.Module, *, is_backward: bool = False
 ) -> NondeterministicError:
-    """Say where an operation was called that torch has refused; a backward pass has no frames."""
+    """Return where an operation that torch has refused was called; backward has no frames."""
     names = {id(module): name for name, module in model.named_modules()}
     frames = list(walk_tb(error.__traceback__))
     place = innermost([(frame.f_code.co_filename, line) for frame, line in frames])

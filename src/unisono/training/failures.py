@@ -78,6 +78,6 @@ def samples_in_words(indices: Sequence[int]) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Tell whether it was raised here, with a sentence of ours, so that no frame says more."""
+    """Return whether it was raised here, with a sentence of ours, so that no frame says more."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(_PACKAGE)

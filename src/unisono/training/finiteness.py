@@ -125,6 +125,6 @@ def values_of(value: Any) -> Finiteness:
 
 
 def innermost(lines: Sequence[tuple[str, int]]) -> CallSite:
-    """Give the innermost line of the program's own."""
+    """Return the innermost line of the program's own."""
     own = [line for line in lines if not line[0].startswith(_NOT_THE_PROGRAM)]
     return CallSite(file=own[-1][0], line=own[-1][1]) if own else CallSite()

@@ -65,7 +65,7 @@ class LabelCounts:
         self._looks = 0
 
     def watching(self, loss: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
-        """Give the loss function that looks at what it gets and returns."""
+        """Return the loss function that looks at what it gets and returns."""
 
         def watched(model: nn.Module, batch: Any) -> Any:
             returned = loss(model, batch)
@@ -95,7 +95,7 @@ class LabelCounts:
 
 
 def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Give the tensors of whole numbers that are labels by name, or come without names."""
+    """Yield the tensors of whole numbers that are labels by name, or come without names."""
     places: list[tuple[Any, Any]] = []
     if isinstance(batch, Mapping):
         places = [one for one in batch.items() if "label" in str(one[0]) or "target" in str(one[0])]
@@ -152,7 +152,7 @@ def _refusing(module: nn.Module, where: str, samples: SamplePlan) -> RemovableHa
 
 
 def _where(plan: LoopPlan, position: Position) -> str:
-    """Say which batch of the loop leaves a shard with one sample; empty if none does."""
+    """Describe which batch of the loop leaves a shard with one sample; empty if none does."""
     samples = plan.samples
     last = samples.steps_per_epoch - 1
     num_steps = plan.totals.end_step(samples, position) - position.step

@@ -413,13 +413,13 @@ class FitUnderWay(Observer):
         self._callbacks.call("on_validation", self, means, seconds)
 
     def _say_once(self, line: str) -> None:
-        """Say something, but not again where steps of this call come again."""
+        """Report something, but not again where steps of this call come again."""
         if line not in self._said:
             self._said.add(line)
             self.say(line)
 
 
 def _is_of_program(kind: type) -> bool:
-    """Tell whether a class of callbacks is the program's alone, not made of one of ours."""
+    """Return whether a class of callbacks is the program's alone, not made of one of ours."""
     ours = {each for each in kind.__mro__ if each.__module__.startswith("unisono.")}
     return ours == {Callback}

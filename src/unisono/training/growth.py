@@ -75,7 +75,7 @@ class Seen(NamedTuple):
 
 
 def told_of_loss(once: Seen, again: Seen, twice: Seen) -> str:
-    """Say what does not fit in a loss; `again` drew other random numbers than `once`."""
+    """Describe what does not fit in a loss; `again` drew other random numbers than `once`."""
     largest = max(abs(once.loss), abs(again.loss))
     grows = abs(twice.loss) > _ENOUGH * largest and once.loss * twice.loss > 0
     stays = 0 < abs(twice.loss) < largest / _ENOUGH * 2
@@ -90,7 +90,7 @@ def told_of_loss(once: Seen, again: Seen, twice: Seen) -> str:
 def kind_of_change(
     once: torch.Tensor, again: torch.Tensor, other: torch.Tensor | None, twice: torch.Tensor
 ) -> str | None:
-    """Say how a buffer changes: "sum", "mean", "" for another way; None: samples do not matter.
+    """Name how a buffer changes: "sum", "mean", "" for another way; None: samples do not matter.
 
     `again` is the change by the same samples from where `once` has led to, `other` that by others.
     """
@@ -178,7 +178,7 @@ class Growth:
 
 
 def tell_of_loop(run: RunContext, step: Step) -> None:
-    """Say which buffers the first step of a program's own loop has changed."""
+    """Report which buffers the first step of a program's own loop has changed."""
     if run.engine is None or run.shards == 1 or step.is_gathered:
         return
     if names := names_to_tell(run, run.engine.exchange.buffers.changed_names()):
@@ -186,7 +186,7 @@ def tell_of_loop(run: RunContext, step: Step) -> None:
 
 
 def tell_of_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
-    """Say of each kind of change what to write."""
+    """Report for each kind of change what to write."""
     for kind, names in found.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         line = _OF_BUFFERS.format(names[0], more, _WORDS[kind].format(names[0]))

@@ -42,12 +42,12 @@ class _Raised(NamedTuple):
     frames: list[FrameType]
 
     def is_within(self, *names: str) -> bool:
-        """Tell whether it was raised in torch.nn, in one of these functions; none: any."""
+        """Return whether it was raised in torch.nn, in one of these functions; none: any."""
         code = self.frames[-1].f_code
         return _NN in code.co_filename and (not names or code.co_name in names)
 
     def local(self, name: str) -> Any:
-        """Give a tensor that the function that raised was called with; None if it is none."""
+        """Return a tensor that the function that raised was called with; None if it is none."""
         value = self.frames[-1].f_locals.get(name)
         return value if isinstance(value, torch.Tensor) else None
 
@@ -77,13 +77,13 @@ def _is_of_linear_layer(raised: _Raised) -> bool:
 
 
 def _is_of_model(raised: _Raised) -> bool:
-    """Tell whether it was raised by the call of a module that no other module has called."""
+    """Return whether it was raised by the call of a module that no other module has called."""
     called = [f for f in raised.frames if f.f_code is nn.Module._call_impl.__code__]
     return len(called) == 1 and not isinstance(called[0].f_locals["self"], nn.modules.loss._Loss)
 
 
 def _is_of_batch(raised: _Raised) -> bool:
-    """Tell whether what has no such attribute is a part of what the program has as its batch."""
+    """Return whether what has no such attribute is a part of what the program has as its batch."""
     names = (frame.f_globals.get("__name__", "") for frame in raised.frames)
     at = next((at for at, name in enumerate(names) if not name.startswith(_OURS)), None)
     if at is None:
@@ -105,7 +105,7 @@ def _holds(tree: Any, wanted: Any, depth: int = 3) -> bool:
 
 
 def _forward_returns_nothing(raised: _Raised) -> bool:
-    """Tell whether a module that a function on the way has called never returns anything."""
+    """Return whether a module that a function on the way has called never returns anything."""
     values = [value for frame in raised.frames for value in frame.f_locals.values()]
     modules = [one for value in values if isinstance(value, nn.Module) for one in value.modules()]
     return any(_never_returns(type(one).forward) for one in modules)

@@ -65,7 +65,7 @@ _IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32", "arithmetic")
 def identity(
     plan: SamplePlan, fixed: Mapping[str, Any], device: Device, *, is_kept: bool
 ) -> dict[str, Any]:
-    """Say what fixes a run's bits; with the device's fingerprint, if it is to be kept."""
+    """Return what fixes a run's bits; with the device's fingerprint, if it is to be kept."""
     return {
         "seed": plan.seed,
         "shards": plan.shards,
@@ -83,12 +83,12 @@ def identity(
 
 
 def length_told(plan: SamplePlan) -> int | None:
-    """Say how many samples an epoch has, in the run's identity; None where nobody knows."""
+    """Return how many samples an epoch has, in the run's identity; None where nobody knows."""
     return None if plan.is_endless else plan.num_samples
 
 
 def switches_of(device: Device) -> dict[str, str]:
-    """Say what a program has switched of torch's arithmetic."""
+    """Return what a program has switched of torch's arithmetic."""
     said = {"arithmetic": arithmetic_in_words()}
     return said if device.is_host else {**said, "tf32": tf32_in_words()}
 
@@ -105,7 +105,7 @@ def check_switches(identity: Mapping[str, Any], device: Device) -> None:
 
 
 def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Say what of an optimizer belongs to a run's identity: what it is, and what it updates."""
+    """Return what of an optimizer belongs to a run's identity: what it is, and what it updates."""
     names = list(updated_parameters(model, optimizer))
     return {
         "optimizer": kind_of(optimizer),
@@ -162,7 +162,7 @@ def compare(
 
 
 def other_data(old: Mapping[str, Any], new: Mapping[str, Any], *, takes_program: bool) -> str:
-    """Say how a run's data are not those of the checkpoint that it resumes from; empty if they are.
+    """Describe how a run's data differ from those of its checkpoint; empty if they do not.
 
     Raises CheckpointError unless the program's are taken.
     """
@@ -332,7 +332,7 @@ def _draws(device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def environment_facts(device: Device) -> dict[str, Any]:
-    """Say where this process runs, as JSON: command, folder, host, versions, machine."""
+    """Return where this process runs, as JSON: command, folder, host, versions, machine."""
     uname = platform.uname()
     own = {} if device.is_host else {"device": device.model, "device_bytes": device.room()[1]}
     return {
@@ -362,7 +362,7 @@ def _folder() -> str | None:
 
 
 def _command() -> list[str]:
-    """Say what the user has called, as far as this process knows."""
+    """Return what the user has called, as far as this process knows."""
     if has_launcher() and COMMAND_VARIABLE in os.environ:
         return shlex.split(os.environ[COMMAND_VARIABLE])
     here = world()

@@ -175,7 +175,7 @@ def steps_of(
     itself: Sequence[Callable[[], Any]],
     asked_at: int,
 ) -> Generator[Step, None, None]:
-    """Give the steps of one loop. Collective: every rank uses every step, in the same order.
+    """Yield the steps of one loop. Collective: every rank uses every step, in the same order.
 
     `itself` refers to this generator; the program's frame stood at `asked_at` when it was made.
     """

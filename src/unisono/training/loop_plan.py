@@ -39,13 +39,13 @@ class Totals:
                 check_whole(name, total, at_least=0)
 
     def are_reached(self, position: Position) -> bool:
-        """Tell whether a run that has come so far is to go no further."""
+        """Return whether a run that has come so far is to go no further."""
         return (self.steps is not None and position.step >= self.steps) or (
             self.epochs is not None and position.epoch >= self.epochs
         )
 
     def are_passed(self, position: Position) -> bool:
-        """Tell whether a run has come further than to these totals, so in another loop."""
+        """Return whether a run has come further than to these totals, so in another loop."""
         return (self.steps is not None and position.step > self.steps) or (
             self.epochs is not None and (position.epoch, position.batch) > (self.epochs, 0)
         )
@@ -160,7 +160,7 @@ class FitTotals:
             self._samples += num_samples
 
     def seconds(self, last: Mapping[str, Any]) -> float:
-        """Tell how long it took to come to where `last` is; NaN if this worker has seen no step.
+        """Return how long it took to come to where `last` is; NaN if this worker has seen no step.
 
         One that has seen some of the steps takes the others to have been as fast.
         """

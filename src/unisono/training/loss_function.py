@@ -81,7 +81,7 @@ def _of_outputs(what: str, call: str) -> TypeError:
 
 
 def _apart(loss: object) -> str:
-    """Say what to write where a function takes a batch apart."""
+    """Describe what to write where a function takes a batch apart."""
     try:
         parameters = inspect.signature(loss).parameters  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -139,7 +139,7 @@ def _row_by_row(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:
-    """Tell functions from what torchmetrics computes; gives both, None for the second if none."""
+    """Separate functions from what torchmetrics computes; None for the second if there is none."""
     if not isinstance(metrics, Mapping) or isinstance(metrics, _kinds()):
         return {}, metrics
     no_functions = (nn.Module, type, *_kinds())
@@ -188,7 +188,7 @@ def _collection(metrics: Any) -> Any:
 
 
 def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
-    """Give every metric of a collection, those within others too, by its path."""
+    """Return every metric of a collection, those within others too, by its path."""
     if collection is None:
         return iter(())
     kind = sys.modules["torchmetrics"].Metric

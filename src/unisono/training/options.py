@@ -248,11 +248,11 @@ class RunOptions:
         return given if isinstance(given, Checkpoint) else Checkpoint(given)
 
     def clipping_of(self, name: str) -> Clipping:
-        """Say how the gradients of an optimizer are clipped; raises what :class:`Clipping` does."""
+        """Return how an optimizer's gradients are clipped; raises what :class:`Clipping` does."""
         return Clipping(_of(self.clip_norm, name), _of(self.clip_value, name))
 
     def scaler_of(self, name: str) -> Scaler | None:
-        """Give the scaler of an optimizer's losses, if it has one."""
+        """Return the scaler of an optimizer's losses, if it has one."""
         return _of(self.scaler, name)
 
 
@@ -264,7 +264,7 @@ def check_together(**has: bool) -> None:
 
 
 def _of(given: T | Mapping[str, T] | None, name: str) -> T | None:
-    """Give an option's value for one optimizer, where it may be by name."""
+    """Return an option's value for one optimizer, where it may be by name."""
     return given.get(name) if isinstance(given, Mapping) else given
 
 
@@ -312,7 +312,7 @@ class Every:
         )
 
     def is_due(self, *, steps: int, epoch_ended: int, seconds: float) -> bool:
-        """Tell whether it is time, after all `steps`, the epoch that ended or 0, and `seconds`."""
+        """Return whether it is due, after all `steps`, the epoch that ended or 0, and `seconds`"""
         if self.steps is not None:
             return steps % self.steps == 0
         if self.epochs is not None:

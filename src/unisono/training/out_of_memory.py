@@ -58,7 +58,7 @@ def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
 
 
 def _full_one(device: Device, error: Exception) -> Device:
-    """Say which of a split model's devices is full, as torch's error does."""
+    """Return which of a split model's devices is full, as torch's error does."""
     names = {part: rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b" for part in device.parts}
     return next((part for part in names if re.search(names[part], str(error))), device.parts[0])
 

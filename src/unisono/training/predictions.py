@@ -42,7 +42,7 @@ def form_of(output: Any) -> str:
 
 
 def put_together(form: str, output: Output) -> Any:
-    """Give predictions the form of the model's output: a tensor, a tuple or a dict."""
+    """Return predictions in the form of the model's output: a tensor, a tuple or a dict."""
     if form == "dict":
         return dict(output)
     tensors = tuple(output.values())
@@ -117,7 +117,7 @@ class Rows:
             self.tensors[name][indices] = on_host(tensor)
 
     def read(self, indices: torch.Tensor) -> bytes:
-        """Give some samples' rows, for :meth:`take` on another host."""
+        """Return some samples' rows, for :meth:`take` on another host."""
         return to_safetensors({name: tensor[indices] for name, tensor in self.tensors.items()})
 
     def take(self, indices: torch.Tensor, data: bytes) -> None:

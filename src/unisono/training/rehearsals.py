@@ -499,7 +499,7 @@ def _other_weights(model: nn.Module) -> Iterator[None]:
 
 
 def _leaves_of(found: Any) -> Seen:
-    """Give the tensors that a function has returned."""
+    """Return the tensors that a function has returned."""
     tree = dict(found) if isinstance(found, Mapping) else found
     return {f"result {at}": hashed(leaf, _WHOLE) for at, leaf in enumerate(_tensors_in(tree))}
 

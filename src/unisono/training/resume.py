@@ -119,7 +119,7 @@ def _check_data(run: RunContext, there: Mapping[str, Any], here: Mapping[str, An
 
 
 def _told(run: RunContext) -> str:
-    """Tell apart what runs begin with: the first weights of each parameter, and options."""
+    """Hash what a run begins with: the first weights of each parameter, and options."""
     named = run.kept.model.named_parameters()
     few = {name: each.detach().reshape(-1)[:_FEW] for name, each in named if not is_lazy(each)}
     groups = run.kept.optimizer.param_groups
@@ -248,7 +248,7 @@ def newest_common(held: Sequence[Mapping[int, str]]) -> int | None:
 
 
 def _settle(run: RunContext) -> bytes:
-    """Give something if each host has a directory of its own."""
+    """Return something if each host has a directory of its own."""
     team, checkpoints = run.team, run.checkpoints
     assert checkpoints is not None
     is_shared = len(team.hosts) == 1 or _is_shared(team, checkpoints.directory)
@@ -307,7 +307,7 @@ def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) ->
 
 
 def _is_shared(team: Team, directory: Path) -> bool:
-    """Tell whether all hosts see what the leader writes there; only some: refused on all."""
+    """Return whether all hosts see what the leader writes there; only some: refused on all."""
 
     def leave_mark() -> bytes:
         with contextlib.suppress(OSError):

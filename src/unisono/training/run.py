@@ -334,5 +334,5 @@ class Run:
 
 
 def context_of(run: Run) -> RunContext:
-    """Give what the parts of a run share."""
+    """Return what the parts of a run share."""
     return run._context

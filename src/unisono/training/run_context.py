@@ -163,7 +163,7 @@ class RunContext:
         return replace(whole, batch_size=batch_size, shards=shards, in_blocks=True)
 
     def is_over(self, totals: Totals) -> bool:
-        """Tell whether the run goes no further."""
+        """Return whether the run goes no further."""
         return self.is_ahead or self.is_stopped or totals.are_reached(self.kept.position)
 
 
@@ -292,7 +292,7 @@ def samples_now(plan: LoopPlan) -> dict[str, str]:
 
 
 def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
-    """Tell the order that a sampler says for an epoch apart from others; empty without one.
+    """Return what tells the order that a sampler gives for an epoch from others; empty without one.
 
     One without an end was read as far as the call needs it, and another call reads more or less:
     beginnings of it are told.

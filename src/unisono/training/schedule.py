@@ -91,7 +91,7 @@ class ScheduleUnderWay:
 
 
 def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:
-    """Say why a schedule seems to count steps, not epochs; empty if it does not."""
+    """Describe why a schedule seems to count steps, not epochs; empty if it does not."""
     if not any(group["lr"] for group in scheduler.optimizer.param_groups):
         return "the learning rate is 0 for the whole first epoch"
     lasts = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
@@ -113,7 +113,7 @@ Means = dict[str, Any]
 
 
 def sets_by_name(validate: Any) -> Mapping[str, Any]:
-    """Give the data sets to validate on, by name; one alone has the empty name."""
+    """Return the data sets to validate on, by name; one alone has the empty name."""
     if validate is None:
         return {}
     if not isinstance(validate, Mapping) or 0 in validate:
@@ -193,7 +193,7 @@ class Validation:
         return last["validation"] if is_new else None
 
     def is_due(self) -> bool:
-        """Tell whether it is time, after a step that is done."""
+        """Return whether it is time, after a step that is done."""
         position = self._position
         ended = position.epoch if position.batch == 0 else 0
         return self._every.is_due(steps=position.step, epoch_ended=ended, seconds=0.0)

@@ -90,7 +90,7 @@ def _fix_shards(run: RunContext, samples: SamplePlan) -> None:
 
 
 def tell_over(run: RunContext, totals: Totals) -> None:
-    """Say why a loop gives nothing, unless that is said elsewhere."""
+    """Report why a loop gives nothing, unless that is said elsewhere."""
     position = run.kept.position
     if run.team.position or run.is_ahead:
         return
@@ -116,7 +116,7 @@ def tell_over(run: RunContext, totals: Totals) -> None:
 
 
 def _tell_unseeded(run: RunContext) -> None:
-    """Say once that weights are others in each start, where this is a start."""
+    """Report once that weights are others in each start, where this is a start."""
     if not run.is_unseeded or run.kept.position.step or run.is_ahead or "unseeded" in notices():
         return
     if run.team.position == 0 and not run.replicated_calls.is_behind:
@@ -130,7 +130,7 @@ def _tell_unseeded(run: RunContext) -> None:
 
 
 def _tell_hashes(run: RunContext) -> None:
-    """Say once that hashes of texts are others in each start, where the program's file has any."""
+    """Report once that hashes of texts differ in each start, where the program's file has any."""
     is_fixed = os.environ.get("PYTHONHASHSEED", "random") != "random"
     if is_fixed or run.is_ahead or run.team.position or "hashes" in notices():
         return
@@ -145,7 +145,7 @@ def _tell_hashes(run: RunContext) -> None:
 
 
 def _tell_cores(run: RunContext, num_shards: int) -> None:
-    """Say once that a program that nobody launched uses one core of many."""
+    """Report once that a program that nobody launched uses one core of many."""
     num_cores = len(os.sched_getaffinity(0))
     num_workers = min(num_cores, num_shards)
     is_chosen = THREADS_VARIABLE in os.environ or not run.device.is_host
@@ -162,7 +162,7 @@ def _tell_cores(run: RunContext, num_shards: int) -> None:
 
 
 def _tell_what_a_loss_costs(run: RunContext) -> None:
-    """Say once what is lost with a worker that nobody replaces, and what would replace it."""
+    """Report once what is lost with a worker that nobody replaces, and what would replace it."""
     here, hosts, file = run.team.world, len(run.team.hosts), _file_of_program()
     is_launched = run.team.supervisor.hears_signals and here.world_size > 1 and file
     if run.checkpoints is None or not is_launched or torch.distributed.is_initialized():

@@ -196,7 +196,7 @@ class Step(DoneStep):
             return self._loader.batch(self._at(shard), ())
 
     def _look_again(self, shard: int) -> Iterator[Any]:
-        """Give a shard's batch out once more, to find what lets the step fail."""
+        """Hand out a shard's batch once more, to find what lets the step fail."""
         with suppress(Exception):  # that is told in any case
             batch = self._loader.batch(self._at(shard), ())
             self._explanation.begin(shard, batch)
@@ -339,7 +339,7 @@ class Step(DoneStep):
             self.backward(whole.of_shard(shard, leaves, features, self._engine))
 
     def again(self, loss: Callable[[Any], Any]) -> None:
-        """Say within the block how a batch's loss is computed, for optimizers that take a closure.
+        """Set within the block how a batch's loss is computed, for optimizers that take a closure.
 
         They ask for the loss again, with other parameters: then this worker's shards are computed
         once more, from the same samples and with the same random numbers. ``Trainer`` does it by

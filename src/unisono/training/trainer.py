@@ -418,13 +418,13 @@ class Trainer:
             raise missing("`Trainer`", name)
 
     def _read_in_order(self, dataset: Any, batch_size: int | None) -> Reading:
-        """Say how samples are read for a pass: as the newest `fit` did, unless it is said."""
+        """Return how samples are read for a pass: as the newest `fit` did, unless it is said."""
         if batch_size is None and self._reading is not None:
             return self._reading.of_another(dataset).in_dataset_order()
         return Reading.of(dataset, batch_size).in_dataset_order()
 
     def _all_callbacks(self) -> list[Callback]:
-        """Give the callbacks, with those that are always there unless there are others of them."""
+        """Return the callbacks, with those that are always there, unless one of a kind is given."""
         usual: list[type[Callback]] = [Progress, EventLog]
         missing = [kind for kind in usual if not any(isinstance(c, kind) for c in self.callbacks)]
         return with_loggers([*(kind() for kind in missing), *self.callbacks], self.directory)

@@ -126,7 +126,7 @@ class WholeBatchLoss:
     def of_shard(
         self, shard: int, leaves: Sequence[torch.Tensor], features: Features, engine: StepEngine
     ) -> Any:
-        """Give what :meth:`Step.backward` takes for a shard whose features have a graph now."""
+        """Return what :meth:`Step.backward` takes for a shard whose features have a graph now."""
         if not self._is_differentiated:
             self._is_differentiated = True
             with engine.passes.seeded("whole batch"):

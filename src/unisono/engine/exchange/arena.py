@@ -217,7 +217,7 @@ class Arena:
         return sum(plan.region_bytes().values())
 
     def state_spans(self, copy_of_buffers: int) -> list[tuple[int, int]]:
-        """Say where the state lies: spans (start, stop), in the order that snapshots keep."""
+        """Return where the state lies: spans (start, stop), in the order that snapshots keep."""
         end, now = self._starts["buffers"], self._starts[_BUFFERS[copy_of_buffers]]
         return [(0, end), (now, now + self._starts[_BUFFERS[1]] - end)]
 
@@ -291,7 +291,7 @@ Bytes = Memory | Block
 
 
 def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
-    """Give what of some spans lies between two places."""
+    """Yield what of some spans lies between two places."""
     for span in spans:
         first, last = max(span.start, start), min(span.stop, stop)
         if first < last:

@@ -218,7 +218,7 @@ class ParameterBucket:
     slots: tuple[Slot, ...]  # where each parameter lies, from the bucket's start
 
     def slice_bytes(self, num_workers: int) -> int:
-        """Give the length of each worker's slice."""
+        """Return the length of each worker's slice."""
         return aligned(max(1, -(-self.num_bytes // num_workers)))
 
     def pieces(self, position: int, num_workers: int) -> list[Piece]:

@@ -175,7 +175,7 @@ class Buffers:
             self.moving.keep(1 - self.now)
 
     def started(self, name: str) -> torch.Tensor:
-        """Give what the step's passes began with of one buffer, on the host."""
+        """Return what the step's passes began with of one buffer, on the host."""
         return on_host(Region(self._start, 0, self.slots).tensor(self._names.index(name)))
 
     def amend(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -213,7 +213,7 @@ class Buffers:
             self.moving.commit(self.now)
 
     def values(self) -> dict[str, torch.Tensor]:
-        """Give the buffers by name, as the pass before has left them."""
+        """Return the buffers by name, as the pass before has left them."""
         self._collect()
         return dict(zip(self._names, self._tensors, strict=True))
 
@@ -265,7 +265,7 @@ class Buffers:
         return {name: here for name, here, there in each if here != there}
 
     def _pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Give bytes of the block that are on one device, from where to where."""
+        """Yield bytes of the block that are on one device, from where to where."""
         for start, stop in self._spans:
             yield start, stop, self._block.flat(start, stop - start, torch.uint8)
 

@@ -68,7 +68,7 @@ def _check_fits(name: str, device: Device, replicas_for: str) -> None:
 
 
 def divides_state(name: str) -> bool:
-    """Tell whether an exchange is to divide the optimizer's state among workers."""
+    """Return whether an exchange is to divide the optimizer's state among workers."""
     return name.startswith(ZERO)
 
 

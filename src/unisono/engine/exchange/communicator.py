@@ -164,7 +164,7 @@ class Addresses(Store):
         self._is_answered = threading.Event()
 
     def answer(self, everything: dict[str, str]) -> None:
-        """Say what all have told."""
+        """Report what all have told."""
         self._all = everything
         self._is_answered.set()
 
@@ -181,10 +181,10 @@ class Addresses(Store):
             raise RuntimeError("a worker was lost before it had told its address")
 
     def get(self, key: str) -> bytes:
-        """Give an address."""
+        """Return an address."""
         self.wait([key])
         return bytes.fromhex(self._all[key])
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all keys are there."""
+        """Return whether all keys are there."""
         return all(key in self._all for key in keys)

@@ -69,11 +69,11 @@ class PartBuckets(BucketProgress):
         super().__init__(self.indices)
 
     def has_given(self, index: int) -> bool:
-        """Tell whether a parameter's bucket was given, and maybe is still being copied."""
+        """Return whether a parameter's bucket was given, and maybe is still being copied."""
         return not any(self.missing[number] for number in self._buckets_of[index])
 
     def rest(self) -> list[tuple[int, int]]:
-        """Give the bytes of the buckets that have not been given as they are now."""
+        """Return the bytes of the buckets that have not been given as they are now."""
         each = enumerate(zip(self.spans, self.missing, strict=True))
         return [span for number, (span, left) in each if left or number in self.changed]
 
@@ -126,7 +126,7 @@ class ReadyBuckets(BucketProgress):
         return self.num_ready == len(self.missing)
 
     def count(self) -> int:
-        """Tell how many buckets all workers of the host have come to."""
+        """Return how many buckets all workers of the host have come to."""
         # Who has not begun the step counts what all did when the last one ended.
         number = min((count.value - self._base) % _WORD for count in self._counts)
         futex.acquire(ctypes.addressof(self._own))

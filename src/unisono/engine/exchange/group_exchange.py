@@ -179,7 +179,7 @@ class GroupExchange(ReplicaExchange):
         return _CHANGED if self._is_outdated(pipeline) else ""
 
     def _is_outdated(self, pipeline: BucketPipeline) -> bool:
-        """Tell whether what was sent, or added up, is not what was published in the end."""
+        """Return whether what was sent, or added up, is not what was published in the end."""
         return pipeline.progress.is_outdated
 
     def _connect(self) -> Communicator:
@@ -188,7 +188,7 @@ class GroupExchange(ReplicaExchange):
         return NcclCommunicator(self._team, self.device.torch)  # never run on a GPU
 
     def _connected(self) -> Communicator | None:
-        """Give the communicator, if it connects the present members."""
+        """Return the communicator, if it connects the present members."""
         communicator = self._communicator
         if communicator is None or communicator.membership != self._team.membership:
             return None
@@ -262,7 +262,7 @@ class BucketSum:
         return communicator.all_gather(self._all_sums, self._total)
 
     def _by_slices(self) -> torch.Tensor:
-        """Give slice 0 of all own parts, then slice 1 of all parts, and so on, as bytes."""
+        """Return slice 0 of all own parts, then slice 1 of all parts, and so on, as bytes."""
         start, length, num_bytes = self._bucket.start, self._length, self._length * self._size
         flat = [self._own.memory(p.lo).flat(start, num_bytes, torch.uint8) for p in self._mine]
         if len(flat) == 1:

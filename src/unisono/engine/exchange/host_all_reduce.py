@@ -308,7 +308,7 @@ class HostAllReduce:
         return parts_of(range(held[0].lo, held[-1].hi), self._division.num_shards)
 
     def _told(self) -> Iterator[bytes]:
-        """Give the records and flags of this worker's shards, without the zeros behind them."""
+        """Yield the records and flags of this worker's shards, without the zeros behind them."""
         arena, division = self._arena, self._division
         for kind, rows, numbers in (
             (_ROWS, arena.rows, list(division.shards)),

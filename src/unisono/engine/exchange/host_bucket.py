@@ -53,7 +53,7 @@ class LaneMemory:
         }
 
     def of(self, part: Node) -> tuple[Memory, int]:
-        """Say where a part of this host is: in which memory, and its first byte."""
+        """Return where a part of this host is: in which memory, and its first byte."""
         if part in self._sums:
             return self._sums[part], 0
         return self.arena.memory, self.arena.gradients[part.lo].start
@@ -112,7 +112,7 @@ class HostBucket:
         ]
 
     def expect(self, lane: HostLane, turn: int) -> None:
-        """Say where what comes in a turn of the lane is to go, before any of it can come."""
+        """Report where what comes in a turn of the lane is to go, before any of it can come."""
         first, held = (turn << 32) + _ROUNDS * self._number, self._memory.held
         self._frames = slices, sums = first, first + 1
         own = self._length(self._memory.host)

@@ -60,7 +60,7 @@ class HostLane(Carrier):
         self._is_left = False
 
     def expect(self, number: int, into: Mapping[int, Views]) -> None:
-        """Say where the bytes of a frame are to go, by host, before they can come."""
+        """Report where the bytes of a frame are to go, by host, before they can come."""
         for host, views in into.items():
             self._links[host].expect(number, views)
 
@@ -130,7 +130,7 @@ class _Link:
         self._wakes_at = 1  # SO_RCVLOWAT
 
     def prepare(self) -> int:
-        """Give what to wait for, as select.poll has it; few bytes of many wake nobody."""
+        """Return what to wait for, as select.poll has it; few bytes of many wake nobody."""
         reads = select.POLLIN if self._expected and self._incoming else 0
         wakes_at = min(_WAKE_BYTES, sum(view.nbytes for view in self._incoming))
         if reads and wakes_at != self._wakes_at:
@@ -139,7 +139,7 @@ class _Link:
         return reads | (select.POLLOUT if self._outgoing else 0)
 
     def is_done_with(self, number: int) -> bool:
-        """Tell whether a frame has been sent, and the one of its number has come."""
+        """Return whether a frame has been sent, and the one of its number has come."""
         return number not in self._sending and number not in self._expected
 
     def expect(self, number: int, into: Views) -> None:

@@ -145,7 +145,7 @@ class Moving:
         return self._flags[copy]
 
     def bytes_kept(self, copy: int) -> list[tuple[int, int]]:
-        """Say where a copy has values: bytes (start, stop) of the arena."""
+        """Return where a copy has values: bytes (start, stop) of the arena."""
         region = self._regions[copy]
         slots = zip(region.slots, bytes(self._flags[copy]), strict=False)
         return [(region.start + one.offset, region.start + one.end) for one, kept in slots if kept]

@@ -46,7 +46,7 @@ class OwnParts:
         return [memory for memory in self._memories.values() if isinstance(memory, Block)]
 
     def memory(self, lo: int) -> Bytes:
-        """Give the bytes of a part by its first shard."""
+        """Return the bytes of a part by its first shard."""
         if lo not in self._memories:
             self._memories[lo] = private_bytes(self._num_bytes, self._device, self._spans)
         return self._memories[lo]
@@ -113,7 +113,7 @@ class Parts:
         self._flags[part.lo][1 + index] = _ABSENT
 
     def published(self, nodes: Sequence[Node]) -> PublishedParts:
-        """Give parts to be added up."""
+        """Return parts to be added up."""
         rows = [(self._flags[node.lo],) for node in nodes]
         return PublishedParts(nodes, rows, [self._regions[node.lo] for node in nodes])
 
@@ -213,7 +213,7 @@ class OrderedSum:
         return program.present
 
     def is_outdated(self) -> bool:
-        """Tell whether parts have gradients for other parameters now than in :meth:`add`."""
+        """Return whether parts have gradients for other parameters now than in :meth:`add`."""
         now = tuple(map(b"".join, self._rows))
         return now != self._flags and list(map(presence, now)) != list(map(presence, self._flags))
 

@@ -335,11 +335,11 @@ class Exchange(ABC):
         return [{} for _ in parameters], {}
 
     def _fixed_values(self) -> Sequence[torch.Tensor]:
-        """Give the parameters without an optimizer, in memory of the host that they do not use."""
+        """Return the parameters without an optimizer, in other memory of the host."""
         return [on_host(parameter.detach()).clone() for parameter in self.fixed]
 
     def _fixed_suspects(self) -> Sequence[int]:
-        """Say which of them may have been changed since the loop began, by position."""
+        """Return which of them may have been changed since the loop began, by position."""
         return range(len(self.fixed))
 
     @abstractmethod

@@ -303,7 +303,7 @@ class OwnPieces(PiecesOfState):
         """See :class:`PiecesOfState`; no worker can."""
 
     def here(self) -> list[dict[str, Any]]:
-        """Give all that this worker has."""
+        """Return all that this worker has."""
         return [*self._held.values()]
 
     def present(self) -> list[nn.Parameter]:

@@ -53,7 +53,7 @@ def plan_state(
 
 
 def has_state(keys: Mapping[str, StateKey], state: Mapping[str, Any]) -> bool:
-    """Tell whether a parameter has state; raises ValueError where it is not the optimizer's."""
+    """Return whether a parameter has state; raises ValueError where it is not the optimizer's."""
     there = {name for name in keys if state.get(name) is not None}
     if there and there != keys.keys():
         raise ValueError(
@@ -104,7 +104,7 @@ class PiecesOfState(ABC):
 
     @abstractmethod
     def of_piece(self, piece: Piece) -> dict[str, Any]:
-        """Give the state of a piece whose parameter has some, to be changed: vectors, scalars."""
+        """Return the state of a piece whose parameter has some, to be changed: vectors, scalars."""
 
     @abstractmethod
     def adopt(self, piece: Piece, state: dict[str, Any]) -> None:

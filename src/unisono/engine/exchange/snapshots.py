@@ -229,7 +229,7 @@ def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Give the strides that a copy of a tensor has: its own, if it fills its memory."""
+    """Return the strides that a copy of a tensor has: its own, if it fills its memory."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -250,7 +250,7 @@ def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _share(num_bytes: int, position: int, size: int) -> tuple[int, int]:
-    """Give one worker's part of so many bytes, in whole pages."""
+    """Return one worker's part of so many bytes, in whole pages."""
     pages = -(-num_bytes // _SHARE_ALIGNMENT)
     bounds = [pages * part // size * _SHARE_ALIGNMENT for part in (position, position + 1)]
     return min(bounds[0], num_bytes), min(bounds[1], num_bytes)
@@ -322,6 +322,6 @@ class RunMemory:
 
 
 def _have_all(arena: Arena | None, team: Team) -> bool:
-    """Tell whether every worker has this arena: a replacement may have missed its loop."""
+    """Return whether every worker has this arena: a replacement may have missed its loop."""
     mine = b"none" if arena is None else str(arena.key).encode()
     return len(set(team.gather(mine, "choice of memory").values())) == 1

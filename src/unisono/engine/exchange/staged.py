@@ -208,12 +208,12 @@ class StagedExchange(ReplicaExchange):
     def _within(
         self, there: torch.Tensor, here: Bytes, start: int, stop: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Give some bytes in the memory of all workers, and the same bytes here, by device."""
+        """Yield some bytes in the memory of all workers, and the same bytes here, by device."""
         for first, last, _ in within(self._spans, start, stop):
             yield there[first:last], here.flat(first, last - first, torch.uint8)
 
     def _published(self) -> PublishedParts:
-        """Give all parts to be added up; others' come from the host, only the slice of each."""
+        """Return all parts to be added up; others' come from the host, only the slice of each."""
         nodes, arena = self.division.parts, self.memory.arena
         self._to_fetch, self._fetched = [], []
         if self.device.is_host:

@@ -89,7 +89,7 @@ def assigned(
 
 
 def is_within(name: str, prefix: str) -> bool:
-    """Tell whether a unit is what `prefix` names, or a part of it; all is a part of ``""``."""
+    """Return whether a unit is what `prefix` names, or a part of it; all is a part of ``""``."""
     return not prefix or name == prefix or name.startswith(prefix + ".")
 
 
@@ -172,7 +172,7 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 
 def is_divided(module: nn.Module) -> bool:
-    """Tell whether a module's parts may be on several devices."""
+    """Return whether a module's parts may be on several devices."""
     if isinstance(module, torch.jit.ScriptModule) or parametrize.is_parametrized(module):
         return False
     if not any(_has_tensors(child) for child in module.children()):

@@ -173,7 +173,7 @@ class DeviceTransfers(TorchFunctionMode):
         return device if device in self._place_of else None
 
     def _tensors_in(self, value: Any) -> Iterator[torch.Tensor]:
-        """Give what has taken the place of tensors that are on one of the devices."""
+        """Yield what has taken the place of tensors that are on one of the devices."""
         if isinstance(value, torch.Tensor):
             if value.device in self._place_of:
                 yield self._latest(value)

@@ -125,7 +125,7 @@ def _assign(
 
 
 def _tell_too_large(units: Sequence[Unit], devices: Sequence[torch.device]) -> None:
-    """Say which layer alone is larger than its device, as no cut between layers helps there."""
+    """Report which layer alone is larger than its device, as no cut between layers helps there."""
     for unit, device in zip(units, devices, strict=True):
         _, room = Device(device).room()
         if unit.num_bytes > room:
@@ -176,7 +176,7 @@ def _read_names(devices: Any) -> list[torch.device]:
 
 
 def _places(names: Sequence[torch.device], world: World) -> list[int]:
-    """Give the numbers of accelerators."""
+    """Return the numbers of accelerators."""
     numbers = [name.index for name in names if name.index is not None]
     if not numbers:
         first = world.local_rank // workers_per_gpu() * len(names)
@@ -317,7 +317,7 @@ def check_casts(model: nn.Module) -> None:
 
 
 def _devices_of_modules(model: nn.Module, split: Split) -> dict[int, tuple[str, int]]:
-    """Give, for each module of each unit, the name of that and its place."""
+    """Return, for each module of each unit, the name of that and its place."""
     return {
         id(module): (unit.name, split.of_units[unit.name])
         for unit in units_of(model)

@@ -189,7 +189,7 @@ def _check_tensor(kind: str, name: str, tensor: torch.Tensor, device: Device) ->
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Tell whether elements fill one block of memory, in whatever order of dimensions."""
+    """Return whether elements fill one block of memory, in whatever order of dimensions."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size == 1:
@@ -278,7 +278,7 @@ def lazy_owners(model: torch.nn.Module) -> list[BufferOwner]:
 
 
 def buffer_at(owner: BufferOwner) -> torch.Tensor:
-    """Give the buffer at a place that holds one."""
+    """Return the buffer at a place that holds one."""
     module, name = owner
     buffer = module._buffers[name]
     assert buffer is not None

@@ -43,7 +43,7 @@ _NOT_OF_THE_MODEL = "optimizer."  # parameters that only the optimizer of a chec
 def load_weights(
     path: str | os.PathLike[str], model: nn.Module, *, strict: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Give a model the weights of a file, or leave it as it is.
+    """Load the weights of a file into a model, or leave it as it is.
 
     Args:
         path: a safetensors file (that of ``trainer.save``, say), a state dict written by
@@ -271,7 +271,7 @@ def _first_line(error: Exception) -> str:
 
 
 def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Give the model's state dict under plain names; tied tensors once, under the first name."""
+    """Return the model's state dict under plain names; tied tensors once, under the first name."""
     weights: dict[str, torch.Tensor] = {}
     seen: set[object] = set()
     tensors = tensors_of(model)

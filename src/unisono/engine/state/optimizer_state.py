@@ -229,7 +229,7 @@ def _take_rest(
 
 
 def _is_direct(key: Any, value: Any) -> bool:
-    """Tell whether a value is a tensor that is named by its key and its parameter alone."""
+    """Return whether a value is a tensor that is named by its key and its parameter alone."""
     return isinstance(value, torch.Tensor) and "/" not in str(key)
 
 
@@ -290,7 +290,7 @@ def _refuse(seen: str) -> NoReturn:
 
 
 def states_here(optimizer: Optimizer) -> list[Any]:
-    """Give the state of each parameter, or what this worker has of it."""
+    """Return the state of each parameter, or what this worker has of it."""
     states = [member.state for member in members_of(optimizer).values()]
     return [
         one
@@ -325,7 +325,7 @@ def torchs_optimizers(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def is_in_pieces(optimizer: Optimizer) -> bool:
-    """Tell whether a loop is under way whose workers keep pieces of the state."""
+    """Return whether a loop is under way whose workers keep pieces of the state."""
     return any(
         isinstance(member.state, StateInPieces) and member.state.bring is None
         for member in members_of(optimizer).values()

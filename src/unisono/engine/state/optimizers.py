@@ -39,7 +39,7 @@ _WRAPPING = (optim.Optimizer.__module__, optim.lr_scheduler.LRScheduler.__module
 
 
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
-    """Tell whether each element's update depends on that element alone.
+    """Return whether each element's update depends on that element alone.
 
     Exactly torch's own classes: a subclass may look at whole parameters. Fused SGD computes the
     last elements of a range otherwise than the others, and with several threads every thread has
@@ -57,7 +57,7 @@ def _is_elementwise(optimizer: optim.Optimizer) -> bool:
 
 
 def is_surrounded(optimizer: optim.Optimizer) -> bool:
-    """Tell whether somebody else's code runs before, after or around ``step()``.
+    """Return whether somebody else's code runs before, after or around ``step()``.
 
     A hook, or what a program has put in the place of ``step`` of one optimizer or of its class. A
     schedule puts something there, too, only to be told that the optimizer has stepped.
@@ -73,7 +73,7 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
 
 
 def needs_closure(optimizer: optim.Optimizer) -> bool:
-    """Tell whether ``step()`` cannot be called without a closure."""
+    """Return whether ``step()`` cannot be called without a closure."""
     closures = [
         inspect.signature(type(member).step).parameters.get("closure")
         for member in members_of(optimizer).values()
@@ -235,7 +235,7 @@ class _States(MutableMapping[Any, Any]):
 
 
 def members_of(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Give each of a run's optimizers by its name; one alone has the name ""."""
+    """Return each of a run's optimizers by its name; one alone has the name ""."""
     return optimizer.members if isinstance(optimizer, SeveralOptimizers) else {"": optimizer}
 
 

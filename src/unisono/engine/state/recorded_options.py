@@ -78,7 +78,7 @@ class RecordedOptions:
             self.first = self._now
 
     def told(self, first: Mapping[str, Any]) -> list[str]:
-        """Say what differs from a checkpoint, and which of both counts; a line, or none."""
+        """Return what differs from a checkpoint, and which of both counts; a line, or none."""
         changes = _in_words(_changes(first, self._now), self._optimizer)
         if not changes:
             return []

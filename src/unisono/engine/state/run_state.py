@@ -79,7 +79,7 @@ class RunState:
         )
 
     def has_lost_schedule(self, of_program: Iterable[Any]) -> bool:
-        """Tell whether a schedule steps with an optimizer that is not among what is kept.
+        """Return whether a schedule steps with an optimizer that is not among what is kept.
 
         `of_program`: what the program leads to, which is kept, too.
         """
@@ -174,7 +174,7 @@ class RunState:
             unpack_state(packed, tensors, state)
 
     def modes_now(self, *, was_left: bool) -> dict[str, Any]:
-        """Tell, and note, which parameters are fixed and which layers evaluate."""
+        """Return, and note, which parameters are fixed and which layers evaluate."""
         modules = [*self.model.modules()]
         parameters = named_parameters(self.model, self.optimizer).values()
         flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, parameters)])

@@ -81,7 +81,7 @@ def read_tensors(file: Sealed) -> dict[str, torch.Tensor]:
 
 
 def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
-    """Say how large each file of a checkpoint may be: generous, but not endless.
+    """Return how large each file of a checkpoint may be: generous, but not endless.
 
     A file may be as large as it says and still be mostly holes, which take hours to read. The
     bounds are far above what anything needs, so that a file of another model is still read, and
@@ -183,7 +183,7 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 def _is_alike(here: Any, value: Any) -> bool:
-    """Tell whether an option may take a value; None and numbers take each other's place."""
+    """Return whether an option may take a value; None and numbers take each other's place."""
     if isinstance(here, torch.Tensor):
         return _is_number(value)
     if isinstance(here, (list, tuple)):

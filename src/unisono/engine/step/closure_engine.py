@@ -63,7 +63,7 @@ class ClosureEngine(StepEngine):
         return means, self._settle()
 
     def _closure(self) -> torch.Tensor:
-        """Give the mean loss with parameters as they are now, and leave gradients in `.grad`."""
+        """Return the mean loss with parameters as they are now, and leave gradients in `.grad`."""
         exchange = self.exchange
         if self._versions != [parameter._version for parameter in exchange.parameters]:
             exchange.share(f"evaluation in step {self.sums.step}")

@@ -150,7 +150,7 @@ class StepEngine:
         self.records.clear()
 
     def begin_passes(self) -> Sequence[int]:
-        """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
+        """Return this worker's shards; collectives are refused until :meth:`end_passes`."""
         if self.passes.scaling is not None:
             check_alone([member.name for member in self._active])
         if self._watches_program or self.guard.looks_closely:

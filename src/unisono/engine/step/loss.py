@@ -60,7 +60,7 @@ class ShardLoss:
         return [number for pair in pairs for number in pair if isinstance(number, OnDevice)]
 
     def numbers(self) -> dict[str, tuple[float, float]]:
-        """Give :attr:`scalars` as numbers; waits for the device."""
+        """Return :attr:`scalars` as numbers; waits for the device."""
         here = self.with_numbers(number.tensor.item() for number in self.on_device)
         return here.scalars  # type: ignore[return-value]
 
@@ -124,12 +124,12 @@ def _rows(values: Any, num_samples: int) -> dict[str, torch.Tensor]:
 
 
 def name_of(key: str) -> tuple[str, bool]:
-    """Say what a scalar is called, and whether it is a count; `key`: of `ShardLoss.scalars`."""
+    """Return what a scalar is called, and whether it is a count; `key`: of `ShardLoss.scalars`."""
     return key.removeprefix(_COUNT), key.startswith(_COUNT)
 
 
 def is_known_bad(loss: ShardLoss) -> bool:
-    """Tell whether it is known already that a loss is NaN or infinite."""
+    """Return whether it is known already that a loss is NaN or infinite."""
     total = loss.scalars["loss"][0]
     return not isinstance(total, OnDevice) and not math.isfinite(total)
 
@@ -144,18 +144,18 @@ def check_differentiable(loss: ShardLoss) -> None:
 
 
 def is_pair(value: Any) -> bool:
-    """Tell whether a value is a sum and its weight."""
+    """Return whether a value is a sum and its weight."""
     return isinstance(value, tuple) and len(value) == 2
 
 
 def is_of_whole_batch(value: Any) -> bool:
-    """Tell whether a loss function returned a sum without a weight, which nothing divides."""
+    """Return whether a loss function returned a sum without a weight, which nothing divides."""
     loss = value.get("loss") if isinstance(value, Mapping) else value
     return isinstance(loss, tuple) and is_pair(loss) and loss[1] is None
 
 
 def _is_count(value: Any) -> bool:
-    """Tell whether a scalar is of an integer or boolean type."""
+    """Return whether a scalar is of an integer or boolean type."""
     if isinstance(value, torch.Tensor):
         return not (value.is_floating_point() or value.is_complex())
     return not isinstance(value, (float, tuple)) and np.asarray(value).dtype.kind in "biu"
@@ -211,7 +211,7 @@ class PendingLosses:
         self._host = torch.empty(0, dtype=torch.float64, device=HOST)
 
     def read(self) -> Iterator[tuple[int, ShardLoss]]:
-        """Give every shard's loss with its numbers, once all are copied; waits for the device."""
+        """Yield every shard's loss with its numbers, once all are copied; waits for the device."""
         losses, self.losses = self.losses, []
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
         if self._host.numel() != len(tensors):

@@ -253,7 +253,7 @@ class GuardedGrad(torch.Tensor):
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Say what it is, for debuggers and prints."""
+        """Describe what it is, for debuggers and prints."""
         return f"<the gradient of `{self._name}`, left to the run until the step's block ends>"
 
     __str__ = __repr__

@@ -63,7 +63,7 @@ class ShardPasses:
         self._step = self._first_shard = self._turn = 0
 
     def has_way(self, name: str) -> bool:
-        """Tell whether the program has said how shards combine a buffer."""
+        """Return whether the program has said how shards combine a buffer."""
         return name in self._ways
 
     def divide(self) -> None:

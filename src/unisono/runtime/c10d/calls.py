@@ -41,7 +41,7 @@ def encode(
     sizes: tuple[int, ...] = (),
     shape: tuple[int, ...] = (),
 ) -> bytes:
-    """Say what a call asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
+    """Return what a call asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
 
     `numel` and `shape` (of more than a vector) are given where they must be the same on every rank,
     else `sizes`, of what goes to or from each. `root` is the global rank that acts alone.

@@ -35,7 +35,7 @@ def barrier() -> Meetings:
 
 
 def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
-    """Give every rank the root's vector."""
+    """Broadcast the root's vector to every rank, and return it."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         if board.rank == root:
@@ -88,7 +88,7 @@ def gather(board: Board, outputs: _Vectors, vector: _Vector, root: int) -> Meeti
 
 
 def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> Meetings:
-    """Give each rank one of the root's inputs; the others' are empty."""
+    """Scatter the root's inputs, one to each rank; the others' are empty."""
     dtype, num_ranks = output.dtype, board.num_ranks
     for start, stop in board.chunks(output.numel(), dtype, num_ranks):
         width = stop - start
@@ -118,7 +118,7 @@ def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: s
 
 
 def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> Meetings:
-    """Give each rank one input and take one output from each, whatever their lengths."""
+    """Send each rank one input and receive one output from each, whatever their lengths."""
     dtype, num_ranks, rank = inputs[0].dtype, board.num_ranks, board.rank
     longest = yield from _longest_of_all(board, outputs, inputs)
     for start, stop in board.chunks(longest, dtype, num_ranks):

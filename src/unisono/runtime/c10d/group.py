@@ -54,7 +54,7 @@ def create(options: Any, backend_options: object) -> Group:
 
 
 def _refusals_are_told(method: _Method) -> _Method:
-    """Tell the other ranks when this one's arguments are refused: they are about to wait."""
+    """Report to the other ranks that this one's arguments are refused: they are about to wait."""
 
     @functools.wraps(method)
     def call(self: Group, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> GroupWork:
-        """Give every rank the root's tensor."""
+        """Broadcast the root's tensor to every rank."""
         (tensor,) = tensors = listed(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
         check_rank("root", root, self._num_ranks)
@@ -133,7 +133,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> GroupWork:
-        """Give every rank all ranks' tensors; lengths may differ if all ranks know them."""
+        """Gather all ranks' tensors on every rank; lengths may differ if all ranks know them."""
         (outputs,), (tensor,) = nested(output_lists), listed(inputs)
         vectors = Vectors(outputs)
         taken = [vectors.filled(output) for output in outputs]
@@ -141,7 +141,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GroupWork:
-        """Give every rank all ranks' tensors, one after the other in one."""
+        """Gather all ranks' tensors on every rank, one after the other in one."""
         vectors = Vectors([output])
         taken = rows(vectors.filled(output), self._num_ranks)
         return self._all_gather(taken, vectors.given(tensor), opts, vectors)
@@ -165,7 +165,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
-        """Give the root all ranks' tensors."""
+        """Gather all ranks' tensors on the root."""
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
         vectors, root = Vectors(outputs), opts.rootRank
         vector, taken = vectors.given(tensor), [vectors.filled(output) for output in outputs]
@@ -174,7 +174,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> GroupWork:
-        """Give each rank one of the root's tensors."""
+        """Scatter the root's tensors, one to each rank."""
         (output,), inputs = outputs, input_lists[0] if input_lists else []
         vectors, root = Vectors(outputs), opts.rootRank
         vector, given = vectors.filled(output), [vectors.given(tensor) for tensor in inputs]
@@ -205,7 +205,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
-        """Give each rank one tensor and take one from each."""
+        """Send each rank one tensor and receive one from each."""
         vectors = Vectors(outputs)
         given = [vectors.given(tensor) for tensor in inputs]
         taken = [vectors.filled(output) for output in outputs]
@@ -220,7 +220,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
     ) -> GroupWork:
-        """Give each rank a part of one tensor and take a part of one from each."""
+        """Send each rank a part of one tensor and receive a part of one from each."""
         vectors = Vectors([output])
         whole = vectors.filled(output).view(output.shape)
         taken = parts(whole, output_split_sizes, self._num_ranks)
@@ -276,7 +276,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def getBackendName(self) -> str:
-        """Say which backend this is. DDP's C++ logger would take a "gloo" for torch's class."""
+        """Name the backend. DDP's C++ logger would take a "gloo" for torch's class."""
         return "unisono"
 
     def _get_backend_name(self) -> str:
@@ -302,7 +302,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._description = description
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Say how long waits may last from now on."""
+        """Report how long waits may last from now on."""
         self.member.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:

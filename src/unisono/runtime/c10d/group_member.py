@@ -149,7 +149,7 @@ class GroupMember:
         self.execution.carry_out(Call(self._meeting, refusal()), is_async=True)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Say how long waits may last from now on."""
+        """Report how long waits may last from now on."""
         self._meeting.timeout_s = timeout_s
 
     def leave(self) -> None:

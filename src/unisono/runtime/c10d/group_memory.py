@@ -50,7 +50,7 @@ class Layout:
 
     @classmethod
     def for_this_machine(cls, world_size: int) -> Layout:
-        """Give every rank a heap of twice the machine's memory, or its part of a tebibyte."""
+        """Return a layout: for each rank twice the machine's memory, or its part of a tebibyte."""
         machine_bytes = mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES")
         heap_bytes = min(2 * machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
         return cls(world_size, _whole_pages(heap_bytes))

@@ -139,7 +139,7 @@ class Meeting(MeetingPoint):
         return sorted(gone, key=lambda one: _TELLING.index(one[1]))
 
     def why(self, rank: int, how: Departure) -> str:
-        """Say why a rank will never come."""
+        """Describe why a rank will never come."""
         if how == Departure.DIED:
             return f"its process {self._seats[rank].pid} has ended"
         if how == Departure.FINISHED:

@@ -146,7 +146,7 @@ os.register_at_fork(after_in_child=_processes.clear)
 
 
 def refusal(url: str, trouble: str) -> str:
-    """Say why a run cannot begin with a URL."""
+    """Describe why a run cannot begin with a URL."""
     return (
         f"`directory` must be a URL that can be read and written when a run begins, but "
         f"{masked(url)} {trouble}: set it right, or pass another `directory`."

@@ -117,7 +117,7 @@ class Copy:
             self.beat(has_left=True)
 
     def missing(self) -> str:
-        """Say what is not there; empty if all is."""
+        """Describe what is not there; empty if all is."""
         steps = [step for step, one in self._here().items() if self._there.get(step) != one]
         what = [f"the checkpoints of {listed('step', steps)}"] if steps else []
         what += [name for name, seen in self._files().items() if self._copied.get(name) != seen]
@@ -153,7 +153,7 @@ class Copy:
         return first
 
     def _is_over(self, owner: dict[str, Any]) -> bool:
-        """Tell whether an owner's job has left, has died on this machine, or is this one."""
+        """Return whether an owner's job has left, has died on this machine, or is this one."""
         pid = owner.get("pid")
         if not owner or owner.get("has_left"):
             return True

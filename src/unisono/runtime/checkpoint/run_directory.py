@@ -78,7 +78,7 @@ class RunDirectory:
         return entries
 
     def has(self, step: int) -> bool:
-        """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
+        """Return whether step `step` has a checkpoint; its name says that it was written whole."""
         return _is_checkpoint(self.path_of(step))
 
     def write(self, step: int, files: Mapping[str, Content]) -> Path:
@@ -97,7 +97,7 @@ class RunDirectory:
         return path
 
     def ends(self) -> dict[int, str]:
-        """Tell by step of each checkpoint which loop has ended with it; empty: none has."""
+        """Return by step of each checkpoint which loop has ended with it; empty: none has."""
         return {step: _end_in(path) for step, path in self._found()}
 
     def mark_end(self, step: int, end: str) -> None:
@@ -272,7 +272,7 @@ class DirectoryLocks:
 
 
 def file_id_of(directory: Path) -> FileId | None:
-    """Tell a directory from every other one, whatever its name; None where there is none."""
+    """Return what identifies a directory, whatever its name; None if there is none."""
     try:
         seen = os.stat(directory)
     except OSError:

@@ -65,7 +65,7 @@ class Sealed:
         return os.fstat(self._fd).st_size
 
     def __iter__(self) -> Iterator[bytes]:
-        """Give it in chunks."""
+        """Yield it in chunks."""
         for start in range(0, len(self), CHUNK_BYTES):
             yield self.read(start, CHUNK_BYTES)
 

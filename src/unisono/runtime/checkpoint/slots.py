@@ -53,7 +53,7 @@ _FACTS, _TENSORS, _END = b'{"facts":', b',"tensors":', b"}"
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Say where extras lie, from the start of the extra part, in :func:`write_blob`'s order."""
+    """Return where extras lie, from the start of the extra part, in :func:`write_blob`'s order."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -74,7 +74,7 @@ def write_blob(
     tensors: bytes,
     extra: Sequence[Data] = (),
 ) -> None:
-    """Say what the state in a slot is, from `blob_at` on, a multiple of 64.
+    """Write what the state in a slot is, from `blob_at` on, a multiple of 64.
 
     `facts` go into run.json, `tensors` list those of each of :data:`TENSOR_FILES`, and `extra` are
     bytes of those that do not lie in the state.
@@ -228,15 +228,15 @@ class Places:
         return cls(**{**named, "slots_at": tuple(named["slots_at"])})
 
     def bounds(self, slot: int) -> slice:
-        """Say where a slot lies."""
+        """Return where a slot lies."""
         return slice(self.slots_at[slot], self.slots_at[slot] + self.slot_bytes)
 
     def mark_at(self, slot: int) -> int:
-        """Say where the mark of a slot lies."""
+        """Return where the mark of a slot lies."""
         return self.marks_at + 8 * slot
 
     def busy_at(self, slot: int) -> int:
-        """Say where it stands whether a slot is being written to the disk."""
+        """Return where it stands whether a slot is being written to the disk."""
         return self.marks_at + 16 + slot
 
     def marks(self, read: Callable[[int, int], bytes]) -> tuple[int, int]:
@@ -245,7 +245,7 @@ class Places:
         return first, second
 
     def is_busy(self, slot: int, read: Callable[[int, int], bytes]) -> bool:
-        """Tell whether a slot is being written to the disk."""
+        """Return whether a slot is being written to the disk."""
         return read(self.busy_at(slot), 1) != b"\0"
 
     def newest(self, read: Callable[[int, int], bytes]) -> int | None:

@@ -39,7 +39,7 @@ class Kept:
     end: str = ""  # which loop has ended with it, see `RunDirectory.mark_end`; or empty
 
     def mark(self, memory: mmap.mmap, busy: bytes) -> None:
-        """Say in the memory whether the slot is being written."""
+        """Mark in the memory whether the slot is being written."""
         at = self.places.busy_at(self.slot)
         memory[at : at + 1] = busy
 
@@ -82,7 +82,7 @@ class CheckpointWriter:
 
     @property
     def not_saved(self) -> str:
-        """Say which newest states are not on the disk; empty if all are."""
+        """Describe which newest states are not on the disk; empty if all are."""
         return "; ".join(
             f"the newest state, of step {step}, is NOT on the disk, in {shown(directory, 1000)}: "
             f"make room, then start the program again, which resumes from the newest checkpoint "
@@ -176,7 +176,7 @@ def _mark(memory: mmap.mmap, kept: Kept) -> bytes:
 def _checked_after(
     chunks: Iterable[Data], mark: bytes, memory: mmap.mmap, kept: Kept
 ) -> Iterator[Data]:
-    """Give the last file of a checkpoint, then see that the snapshot has stayed what it was."""
+    """Yield the last file of a checkpoint, then see that the snapshot has stayed what it was."""
     yield from chunks
     if _mark(memory, kept) != mark:
         raise ValueError(_CHANGED)

@@ -46,7 +46,7 @@ class Hang:
 
 
 def explain(looks: Sequence[RankLook], hang: Hang) -> str:
-    """Say who holds up whom, and where; empty if nobody waits and no step is under way."""
+    """Describe who holds up whom, and where; empty if nobody waits and no step is under way."""
     here = {look.rank: whereabouts(look) for look in looks}
     waiting = [place for place in here.values() if place.name]
     late = [look for look in looks if not here[look.rank].name]
@@ -77,7 +77,7 @@ def _awaited(
 
 
 def describe(looks: Sequence[RankLook], hang: Hang) -> str:
-    """Say where each rank is, whether or not anything is amiss."""
+    """Describe where each rank is, whether or not anything is amiss."""
     lines = []
     for look in looks:
         place = whereabouts(look)
@@ -92,7 +92,7 @@ def describe(looks: Sequence[RankLook], hang: Hang) -> str:
 
 
 def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Hang) -> str:
-    """Say what waits, and for how long."""
+    """Describe what waits, and for how long."""
     steps = [look.step for look in looks if look.step is not None]
     purposes = " ".join(look.meeting for look in looks)
     if any(place.name == IN_INIT for place in waiting):
@@ -132,7 +132,7 @@ def _late(
 
 
 def _sites(waiting: Sequence[Whereabouts]) -> str:
-    """Say where those are who wait, if a program's own lines say more than a meeting does."""
+    """Describe where those are who wait, if a program's own lines say more than a meeting does."""
     if any(place.is_meeting for place in waiting):
         return ""
     sites = list(dict.fromkeys(place.site.words for place in waiting if place.site))
@@ -140,7 +140,7 @@ def _sites(waiting: Sequence[Whereabouts]) -> str:
 
 
 def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: Hang) -> str:
-    """Say where each waits, if all wait for each other."""
+    """Describe where each waits, if all wait for each other."""
     groups: dict[str, list[int]] = {}
     for place in waiting:
         groups.setdefault(place.sight, []).append(place.rank)

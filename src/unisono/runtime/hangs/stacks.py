@@ -77,7 +77,7 @@ class Frame:
         return Owner.USER
 
     def is_in(self, *ends: str) -> bool:
-        """Tell whether its file's path ends in one of these."""
+        """Return whether its file's path ends in one of these."""
         return self.file.endswith(ends)
 
     @property

@@ -36,7 +36,7 @@ class FoundJob:
 
 
 def where(pid: int, folder: str = "") -> str:
-    """Say where each rank of a process's job is, and who waits for whom; paths from `folder`."""
+    """Describe where each rank of a job is, and who waits for whom; paths are from `folder`."""
     try:
         os.listdir(f"/proc/{pid}/fd")
     except OSError as error:
@@ -89,7 +89,7 @@ def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:
 
 
 def _world_size(num_bytes: int) -> int:
-    """Tell for how many ranks a control block of this size is; 0 if it is another version's."""
+    """Return for how many ranks a control block of this size is; 0 if it is another version's."""
     one, two = control_block_bytes(1), control_block_bytes(2)
     count, rest = divmod(num_bytes - one, two - one)
     return 0 if rest or count < 0 else count + 1
@@ -105,7 +105,7 @@ def _of_control(control: ControlBlock) -> FoundJob:
 
 
 def _ranks_by_environment(pids: Sequence[int]) -> dict[int, int]:
-    """Tell the ranks that torchrun and others have given processes; the first of each rank."""
+    """Return the ranks that torchrun and others have given processes; the first of each rank."""
     ranks = {pid: _rank_of(pid) for pid in pids if procfs.look_at(pid).letter}
     return {rank: pid for pid, rank in reversed(ranks.items()) if rank is not None}
 

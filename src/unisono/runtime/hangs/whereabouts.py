@@ -104,14 +104,14 @@ class Whereabouts:
 
     @property
     def sight(self) -> str:
-        """Say which call it is in, and where: ``` `barrier` (`train`, train.py:40) ```."""
+        """Describe which call it is in, and where: ``` `barrier` (`train`, train.py:40) ```."""
         what = self.call or self.name
         what = what if what.startswith("the ") else f"`{what}`"
         return f"{what} ({self.site.words})" if self.site else what
 
 
 def whereabouts(look: RankLook) -> Whereabouts:
-    """Tell where a rank is."""
+    """Return where a rank is."""
     stack, site = look.process.stack, own_place(look.process.stack)
     here = Whereabouts(look.rank, site=site)
     if look.process.kernel.is_stopped:
@@ -172,7 +172,7 @@ def meeting_in_words(purpose: str) -> str:
 
 
 def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -> str:
-    """Say where a process is and what it does there: ``is in `f`, a.py:1 (loading sample 3)``."""
+    """Describe where a process is and what it does: ``is in `f`, a.py:1 (loading sample 3)``."""
     if not process.kernel.letter:
         return "has ended"
     if process.stack and process.stack[-1].name == AT_THE_END:
@@ -218,7 +218,7 @@ def _waits_for_loader(stack: Stack) -> bool:
 
 
 def loader_part(stack: Stack) -> Stack | None:
-    """Give a loader process's part of its stack, without its worker's; None: it is no loader."""
+    """Return a loader process's part of its stack, without its worker's; None: it is no loader."""
     for count, frame in enumerate(stack):
         is_ours = frame.is_in(_OUR_LOADER) and frame.name == "_serve"
         if is_ours or frame.is_in("torch/utils/data/_utils/worker.py"):
@@ -227,7 +227,7 @@ def loader_part(stack: Stack) -> Stack | None:
 
 
 def is_stuck(process: ProcessLook) -> bool:
-    """Tell whether a process is a loader at work, and not one that waits for something to load."""
+    """Return whether a process is a loader at work, not one that waits for something to load."""
     own = loader_part(process.stack)
     if own is None:
         return False

@@ -25,14 +25,14 @@ PROGRESS_VARIABLE = "UNISONO_PROGRESS"
 
 
 def in_notebook() -> bool:
-    """Tell whether this process is a notebook's kernel: IPython with a front end to draw in."""
+    """Return whether this process is a notebook's kernel: IPython with a front end to draw in."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def launcher_draws() -> bool:
-    """Tell whether the launcher of this worker draws its progress."""
+    """Return whether the launcher of this worker draws its progress."""
     return PROGRESS_VARIABLE in os.environ
 
 

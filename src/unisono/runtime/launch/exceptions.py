@@ -65,7 +65,7 @@ def summary_line(error: BaseException) -> str:
 
 
 def _singles(error: BaseException) -> list[BaseException]:
-    """Give the exceptions of a group, and of groups in it; of a single one, none."""
+    """Return the exceptions of a group, and of groups in it; of a single one, none."""
     if not isinstance(error, BaseExceptionGroup):
         return []
     return [single for one in error.exceptions for single in _singles(one) or [one]]
@@ -108,7 +108,7 @@ def lost_peer(error: BaseException) -> int | None:
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Tell whether torch says only that some other rank is gone, not which or why."""
+    """Return whether torch says only that some other rank is gone, not which or why."""
     return any(
         isinstance(e, RuntimeError) and any(words in str(e) for words in _DISCONNECTED)
         for e in _chain(error)

@@ -104,7 +104,7 @@ class ForkServer:
             self.channel.send(messages.SignalWorkers(tuple(ranks), signum))
 
     def fits(self, environ: Mapping[str, str]) -> bool:
-        """Tell whether this server lives and loaded its libraries with what `environ` says."""
+        """Return whether this server lives and loaded its libraries with what `environ` says."""
         return self._process.poll() is None and self._environ == read_at_load(environ)
 
     def wait(self) -> int:

@@ -179,7 +179,7 @@ class Outputs:
 
 
 def _leads_to(stream: TextIO, fd: int) -> bool:
-    """Tell whether `stream` writes to what `fd` is."""
+    """Return whether `stream` writes to what `fd` is."""
     try:
         return os.path.sameopenfile(stream.fileno(), fd)
     except (OSError, ValueError, AttributeError):

@@ -99,7 +99,7 @@ class JobState:
         return self.failures[0] if self.failures else None
 
     def has_failed(self, rank: int | None) -> bool:
-        """Tell whether a failure of this worker is known."""
+        """Return whether a failure of this worker is known."""
         return any(failure.rank == rank for failure in self.failures)
 
 
@@ -133,7 +133,7 @@ def done(state: JobState, rank: int) -> Decision:
 
 
 def may_survive(state: JobState, rank: int, exit_code: int) -> bool:
-    """Tell whether others may continue after this exit: a kill from outside, while it worked."""
+    """Return whether others may continue after this exit: a kill from outside, while it worked."""
     return (
         exit_code < 0
         and state.stage is Stage.RUNNING

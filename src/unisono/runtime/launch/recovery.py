@@ -294,7 +294,7 @@ def _but(of_ranks: Mapping[int, T], without: Collection[int]) -> dict[int, T]:
 
 
 def _answer(rank: int, asked: CatchUp, outcome: Outcome) -> Answer:
-    """Give a replacement the outcome of what it has come to."""
+    """Return to a replacement the outcome of what it has come to."""
     if asked.name == outcome.name and outcome.name == LOOP and not outcome.payload:
         return _refused(rank, asked, why="the others left a loop in the midst of a step")
     if asked.name != outcome.name:

@@ -48,7 +48,7 @@ def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
 
 
 def failure_message(state: JobState, num_workers: int) -> str:
-    """Say what failed first, in one sentence and, where there is one, a traceback."""
+    """Describe what failed first, in one sentence and, where there is one, a traceback."""
     cause = state.cause
     assert cause is not None
     if cause.rank is None:
@@ -144,7 +144,7 @@ def loss_message(
     before: recovery.RecoveryState,
     after: recovery.RecoveryState,
 ) -> str:
-    """Say who was lost, how, and who continues."""
+    """Describe who was lost, how, and who continues."""
     if after.first_rank is not None:
         return (
             f"rank {after.first_rank + rank} (pid {pid}) {how} in step {step}; a replacement is "
@@ -180,7 +180,7 @@ def joined_message(pids: Mapping[int, int], state: recovery.RecoveryState) -> st
 
 
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
-    """Say who left, who waited for it, and where the first of those waited."""
+    """Describe who left, who waited for it, and where the first of those waited."""
     waiting = [failure for failure in state.failures if failure.said.waited_for == rank]
     ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
     who = f" while {listed('worker', ranks)} waited for it" if ranks else ""
@@ -194,7 +194,7 @@ def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
 
 
 def ending(exit_code: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if exit_code >= 0:
         return f"left with exit status {exit_code}"
     try:

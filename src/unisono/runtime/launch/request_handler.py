@@ -263,7 +263,7 @@ class RequestHandler:
         return None if mapping is None else newest_kept(mapping, loop)
 
     def _may_write(self, kept: Kept) -> bool:
-        """Tell whether the directory is this host's to write to."""
+        """Return whether the directory is this host's to write to."""
         try:
             if self.state.first_rank is not None:
                 self._writer.locks.hold(Path(kept.directory))

@@ -132,7 +132,7 @@ class StallWatch:
 
 
 def processor_time(pid: int) -> tuple[int, bool] | None:
-    """Tell how long all of a process has run, and whether it is stopped; None: gone. proc(5)."""
+    """Return how long all of a process has run, and whether it is stopped; None: gone. proc(5)."""
     stat = read_stat(pid)
     try:
         return None if stat is None else (_ran_ns(pid), stat.is_stopped)
@@ -154,7 +154,7 @@ def _ran_ns(pid: int) -> int:
 
 
 def waits_for_a_thread(pid: int) -> bool:
-    """Tell whether a process's first thread waits in a futex, as for locks and gloo. proc(5)."""
+    """Return whether a process's first thread waits in a futex, as for locks and gloo. proc(5)."""
     return read_text(Path(f"/proc/{pid}/wchan")).startswith("futex")
 
 
@@ -195,7 +195,7 @@ def look(
 
 
 def is_deadlock(workers: Observations) -> bool:
-    """Tell whether workers that are all quiet wait for each other."""
+    """Return whether workers that are all quiet wait for each other."""
     everybody = workers.values()
     is_awaited = any(worker.is_at_meeting for worker in everybody)  # for certain
     return len(everybody) > 1 and (is_awaited or all(worker.place for worker in everybody))

@@ -321,7 +321,7 @@ class _Supervision:
                 self._requests.hear(rank, message)
 
     def _is_spare(self, rank: int) -> bool:
-        """Tell whether a worker is a replacement that the others do not need."""
+        """Return whether a worker is a replacement that the others do not need."""
         membership = self._requests.state.membership
         is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
         is_apart = bool(self.state.done) if membership is None else rank not in membership.ranks

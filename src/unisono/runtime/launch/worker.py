@@ -154,7 +154,7 @@ def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
 
 
 def _exit_status(ended: BaseException | None) -> tuple[int, str]:
-    """Say what Python's exit status would be, and what it would print for a ``SystemExit``."""
+    """Return what Python's exit status would be, and what it would print for a ``SystemExit``."""
     if not isinstance(ended, SystemExit):
         return int(ended is not None), ""
     if isinstance(ended.code, int | None):

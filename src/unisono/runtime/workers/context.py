@@ -130,7 +130,7 @@ def _link() -> LauncherLink:
 
 
 def context() -> Context:
-    """Give the context of this process, always the same; a fork has one of its own."""
+    """Return the context of this process, always the same; a fork has one of its own."""
     return per_process(Context)
 
 
@@ -180,7 +180,7 @@ def refuse_spawned(here: World) -> None:
 
 
 def _spawned_index() -> int:
-    """Tell which of the processes that torch has spawned this one is; 0 for any other process."""
+    """Return which of the processes that torch has spawned this one is; 0 for any other process."""
     process: Any = multiprocessing.current_process()
     target = getattr(process, "_target", None)
     names = (getattr(target, "__module__", ""), getattr(target, "__name__", ""))
@@ -191,7 +191,7 @@ def _spawned_index() -> int:
 
 
 def _process_groups() -> Any:
-    """Give torch.distributed if this process has made a process group; else None."""
+    """Return torch.distributed if this process has made a process group; else None."""
     dist: Any = sys.modules.get("torch.distributed")
     has_group = dist is not None and dist.is_available() and dist.is_initialized()
     return dist if has_group else None

@@ -117,7 +117,7 @@ class ControlBlock:
         return int(self.head.wish)
 
     def departure(self, rank: int) -> Departure:
-        """Tell whether `rank` has left."""
+        """Return whether `rank` has left."""
         return Departure(self.lines[rank].departure)
 
     def leave(self, rank: int, how: Departure) -> None:
@@ -130,23 +130,23 @@ class ControlBlock:
         self.lines[rank].departure = int(Departure.PRESENT)
 
     def take_seat(self, rank: int) -> None:
-        """Say that this process is `rank`."""
+        """Report that this process is `rank`."""
         self.lines[rank].take(os.getpid(), started_at(os.getpid()) or 0)
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
-        """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
+        """Report where `rank` spent a step, in seconds; it stays until the next but one is told."""
         told = self.lines[rank].told[step % 2]
         _TOLD.pack_into(told, 0, -1, *times)
         _STEP.pack_into(told, 0, step)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
-        """Tell where `rank` spent a step; None if it has not said, or has said another since."""
+        """Return where `rank` spent a step; None if it has not said, or has said another since."""
         view = self.lines[rank].told[step % 2]
         told = _TOLD.unpack_from(view)
         return told[1:] if told[0] == step == _STEP.unpack_from(view)[0] else None
 
     def step_under_way(self, rank: int) -> int | None:
-        """Tell which step `rank` is in; None where it has told of its end, or begun none."""
+        """Return which step `rank` is in; None where it has told of its end, or begun none."""
         begun = self.lines[rank].begun
         told = self.times(rank, begun - 1) if begun else None
         # Memory in which nothing was told yet looks like step 0, but none begins at 0 s.
@@ -154,7 +154,7 @@ class ControlBlock:
         return None if is_over else int(begun) - 1
 
     def show_wait(self, rank: int, what: bytes) -> None:
-        """Say what `rank` waits for elsewhere than at a meeting; empty: it goes on."""
+        """Report what `rank` waits for elsewhere than at a meeting; empty: it goes on."""
         line = self.lines[rank]
         line.wait = what[:WAIT_BYTES] or line.wait
         line.num_waits = (line.num_waits | 1) + (not what)  # odd while it waits
@@ -165,13 +165,13 @@ class ControlBlock:
         return count, self.lines[rank].wait if count % 2 else None
 
     def note_call(self, rank: int, call: bytes) -> None:
-        """Say which collective of torch.distributed `rank` begins."""
+        """Report which collective of torch.distributed `rank` begins."""
         line = self.lines[rank]
         line.call = call[:CALL_BYTES]
         line.num_calls += 1
 
     def call_of(self, rank: int) -> tuple[int, bytes]:
-        """Tell how many collectives `rank` has begun, as far as it says so, and the newest."""
+        """Return how many collectives `rank` has begun, as far as it says so, and the newest."""
         line = self.lines[rank]
         return line.num_calls, line.call
 
@@ -199,7 +199,7 @@ class ControlBlock:
         return
 
     def is_far(self, rank: int) -> bool:
-        """Tell whether a worker is on another host."""
+        """Return whether a worker is on another host."""
         return False
 
     def receive(self, timeout_s: float = 0.0) -> None:
@@ -214,7 +214,7 @@ class ControlBlock:
 
 
 def control_block_bytes(world_size: int) -> int:
-    """Tell how long the control block for some workers is."""
+    """Return how long the control block for some workers is."""
     return _HEAD_BYTES + world_size * _LINE_BYTES
 
 
@@ -252,7 +252,7 @@ class Barrier(MeetingPoint):
         return self._control.departure(other)
 
     def has_gone_further(self, other: int) -> bool:
-        """Tell whether a worker has come to the meeting that this one comes to next."""
+        """Return whether a worker has come to the meeting that this one comes to next."""
         return not self.missing([other], (self.arrivals + 1) % COUNTER)
 
     @property

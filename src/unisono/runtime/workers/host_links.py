@@ -65,7 +65,7 @@ class HostLinks:
             self._flush(rank)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, bytes | Departure]]:
-        """Give ranks with the frames that come within so many seconds, or how they are lost."""
+        """Yield ranks with the frames that come within so many seconds, or how they are lost."""
         for rank in list(self._sockets):
             self._flush(rank)
         for fd, _ in self._poll.poll(timeout_s * 1000):
@@ -200,7 +200,7 @@ def _take_calls(
     look: Callable[[], None],
     deadline: float,
 ) -> Iterator[tuple[int, socket.socket]]:
-    """Give a connection of each rank, as they come."""
+    """Yield a connection of each rank, as they come."""
     listening.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)

@@ -225,7 +225,7 @@ class HostMember(LauncherLink):
         return messages.Membership(tuple(range(self.world.world_size)), 0, number)
 
     def _enter_round(self) -> int:
-        """Tell in which round all meet now; nobody, nor one that it replaces, is twice in one."""
+        """Return in which round all meet now; nobody, nor one that it replaces, is twice in one."""
         self._store.compare_set(_ROUND, "", "0")
         while True:
             number = int(self._store.get(_ROUND))
@@ -287,7 +287,7 @@ class HostMember(LauncherLink):
         return [None if line.has_died else line.process for line in self._neighbours]
 
     def _is_over(self, index: int) -> bool:
-        """Tell whether others have come to the end of a replicated call."""
+        """Return whether others have come to the end of a replicated call."""
         return bool(self._store.check([f"outcome {index}"]))
 
     def _keep(self, key: str, value: bytes) -> None:
@@ -356,7 +356,7 @@ class Heartbeats:
         self._silent_since_s.clear()
 
     def silent_s(self, rank: int) -> float:
-        """Tell for how long nobody with a rank has been seen, as far as this worker has looked."""
+        """Return for how long no rank has been seen, as far as this worker has looked."""
         place = self._store.get(_key(rank)).decode() if self._store.check([_key(rank)]) else ""
         if place != self._places.get(rank, ""):
             self._places[rank] = place

@@ -37,7 +37,7 @@ def interface_here() -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether only this host reaches an address."""
+    """Return whether only this host reaches an address."""
     return ipaddress.ip_address(address).is_loopback
 
 

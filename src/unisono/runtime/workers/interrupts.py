@@ -146,10 +146,10 @@ def interrupts() -> Interrupts:
 
 
 def _is_own(handler: object) -> bool:
-    """Tell a handler of the program's from those that Python and the kernel have by default."""
+    """Return whether a handler is the program's, not Python's or the kernel's default."""
     return callable(handler) and handler is not signal.default_int_handler
 
 
 def _is_interactive() -> bool:
-    """Tell whether somebody types commands here, in a notebook or a shell."""
+    """Return whether somebody types commands here, in a notebook or a shell."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 def is_at_master(environ: Mapping[str, str], here: World) -> bool:
-    """Tell whether the store is at MASTER_ADDR and MASTER_PORT; otherwise it is a file."""
+    """Return whether the store is at MASTER_ADDR and MASTER_PORT; otherwise it is a file."""
     given = [name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)]
     several = here.local_world_size != here.world_size
     if len(given) == 1 and (several or here.started_by not in (SLURM, OPEN_MPI)):
@@ -86,7 +86,7 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
 
 
 def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str, int] | None:
-    """Say where the tasks of a cluster can meet; None where its variables do not say it.
+    """Return where the tasks of a cluster can meet; None where its variables do not say it.
 
     The port is below those that the kernel gives out, another one for each job and step.
     """
@@ -108,7 +108,7 @@ def _first_of_slurm(environ: Mapping[str, str]) -> str | None:
 
 
 def _host_of_mpirun(environ: Mapping[str, str]) -> str | None:
-    """Give the address of `mpirun`, on whose host rank 0 is unless it runs on others alone."""
+    """Return the address of `mpirun`, on whose host rank 0 is unless it runs on others alone."""
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")  # "1.0;tcp://10.0.0.1,10.1.0.1:4000;tcp6://…"
     found = re.search(r"tcp://([^,:]+)|tcp6://\[([^],]+)", uri)
     return None if found is None else found[1] or found[2]
@@ -123,7 +123,7 @@ def set_master(environ: MutableMapping[str, str], here: World) -> None:
 
 
 def has_agent(environ: Mapping[str, str]) -> bool:
-    """Tell whether an agent of torchrun holds a store that outlives the workers."""
+    """Return whether an agent of torchrun holds a store that outlives the workers."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -236,7 +236,7 @@ def store_at_master(
 
 
 def _address_of_rank_0(address: str, here: World, environ: Mapping[str, str]) -> str:
-    """Say where rank 0 listens: Debian has a host know its own name as 127.0.1.1."""
+    """Describe where rank 0 listens: Debian has a host know its own name as 127.0.1.1."""
     if here.local_world_size == here.world_size or not is_loopback(address_towards(address)):
         return address
     if environ.get(INTERFACE_VARIABLE):

@@ -64,7 +64,7 @@ class MeetingSeat(ctypes.Structure):
 
     @property
     def process(self) -> tuple[int, int]:
-        """Tell which process it is and when it started; zeros while nobody has come."""
+        """Return which process it is and when it started; zeros while nobody has come."""
         pid, started = self.pid, self.started
         # Half of it is not told, whichever of the two a processor lets us see first.
         return (pid, started) if pid and started else (0, 0)
@@ -76,7 +76,7 @@ class MeetingSeat(ctypes.Structure):
         return bool(pid) and started_at(pid) != started
 
     def take(self, pid: int, started: int) -> None:
-        """Say which process it is."""
+        """Report which process it is."""
         self.started = started
         self.pid = pid
 
@@ -91,7 +91,7 @@ class MeetingSeat(ctypes.Structure):
 
 
 def spin_s(num_processes: int) -> float:
-    """Tell how long to spin before sleeping: shortly where processes outnumber the cores."""
+    """Return how long to spin before sleeping: shortly where processes outnumber the cores."""
     is_crowded = num_processes > len(os.sched_getaffinity(0))
     return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
 
@@ -125,11 +125,11 @@ class MeetingPoint(ABC):
 
     @abstractmethod
     def here(self) -> str:
-        """Say what this rank has come to."""
+        """Describe what this rank has come to."""
 
     @abstractmethod
     def last_seen(self, rank: int) -> str:
-        """Say where a rank was seen last."""
+        """Describe where a rank was seen last."""
 
     def show(self, waited_s: float) -> None:
         """Show to others that the wait lasts."""

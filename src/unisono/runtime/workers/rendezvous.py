@@ -209,7 +209,7 @@ class _Processes:
         check_present(filter(self.has_ended, self._of_rank), self._rank, self._where)
 
     def has_ended(self, rank: int) -> bool:
-        """Tell whether a rank has ended, if it was on this host."""
+        """Return whether a rank has ended, if it was on this host."""
         host, pid, started = self._of_rank.get(rank, ("", 0, 0))
         return host == self.mine[0] and started_at(pid) != started
 
@@ -259,7 +259,7 @@ class Attempts:
         self._hello = store.add(f"hellos of {here.rank}", 1)
 
     def join(self, where: str, timeout_s: float, advice: str) -> int:
-        """Tell which attempt this process belongs to; waits for rank 0."""
+        """Return which attempt this process belongs to; waits for rank 0."""
         if self._here.rank == 0:
             self._number = self._store.add("attempts", 1)
             self.answer()

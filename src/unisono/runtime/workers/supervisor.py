@@ -142,12 +142,12 @@ Answer = TypeVar("Answer", bound=messages.ToWorker)
 
 
 def is_worker() -> bool:
-    """Tell whether this very process was started, or has come, as a worker."""
+    """Return whether this very process was started, or has come, as a worker."""
     return os.environ.get(PID_VARIABLE) == str(os.getpid())
 
 
 def has_launcher() -> bool:
-    """Tell whether this very process was started by our launcher as one of its workers."""
+    """Return whether this very process was started by our launcher as one of its workers."""
     return is_worker() and LINK_VARIABLE in os.environ
 
 

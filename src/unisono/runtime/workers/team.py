@@ -150,7 +150,7 @@ class Team:
         return self._barrier.departure(rank)
 
     def has_gone_further(self, rank: int) -> bool:
-        """Tell whether a worker has come to the meeting that this one comes to next."""
+        """Return whether a worker has come to the meeting that this one comes to next."""
         return self._barrier.has_gone_further(rank)
 
     @property
@@ -189,12 +189,12 @@ class Team:
         return self._control.lines[rank].memory or None
 
     def pid(self, rank: int) -> int | None:
-        """Tell the process of a worker; None if it has not come."""
+        """Return the process of a worker; None if it has not come."""
         is_here = rank == self.world.rank
         return os.getpid() if is_here else self._control.lines[rank].process[0] or None
 
     def plan(self, step: int, what: int) -> None:
-        """Say, as the leader, what everybody does before `step`; then come to a meeting."""
+        """Report, as the leader, what everybody does before `step`; then come to a meeting."""
         self._line.plan = what
         self._line.plan_step = step
 
@@ -214,7 +214,7 @@ class Team:
         return self._control.wish if self.supervisor.hears_signals else 0
 
     def pass_on(self, signum: int) -> bool:
-        """Tell all workers that a signal is to end the job, or 0; False if they know of one."""
+        """Report a signal that is to end the job, or 0, to all; return False if they know one."""
         is_first, self._head.wish = not self._control.wish, signum
         return is_first
 
@@ -232,7 +232,7 @@ class Team:
         return self.supervisor.memory_fd(key, num_bytes, self.gather)
 
     def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
-        """Tell everybody `message`; hear theirs, by rank. Collective: every rank calls it."""
+        """Send everybody `message`; return theirs, by rank. Collective: every rank calls it."""
         control = self._control
         if self.supervisor.is_alone:
             return {self.world.rank: message}

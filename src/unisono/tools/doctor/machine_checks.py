@@ -28,7 +28,7 @@ _LOOK_S = 0.2
 
 
 def machine_probes(root: Path) -> dict[str, Callable[[], Iterable[Finding]]]:
-    """Give the checks of the machine, by name."""
+    """Return the checks of the machine, by name."""
     num_cores, num_all = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     files, shared = resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(root / "dev/shm")
     return {
@@ -41,7 +41,7 @@ def machine_probes(root: Path) -> dict[str, Callable[[], Iterable[Finding]]]:
 
 
 def container_memory_left(root: Path) -> int | None:
-    """Say what a container, or a job of a batch system, leaves, in bytes; None: no limit is seen.
+    """Return the bytes that a container, or a batch system's job, leaves; None: no limit is seen.
 
     A control group's limit holds for the groups below it too, so the smallest on the way up counts.
     Source: cgroups(7), the kernel's documents on both versions.
@@ -59,7 +59,7 @@ def container_memory_left(root: Path) -> int | None:
 
 
 def container_cores(root: Path) -> float | None:
-    """Say how many cores' time a container gets, as `docker run --cpus` sets; None: no limit."""
+    """Return how many cores' time a container gets, as `docker run --cpus` sets; None: no limit."""
     cores = []
     for folder in group_folders("cpu", root):
         quota, *period = read_text(folder / "cpu.max").split() or [

@@ -42,7 +42,7 @@ def series_colour(number: int) -> str:
 
 
 def small(found: Any) -> Any:
-    """Give the same with six digits of each number, and null for what JSON has no number for."""
+    """Return the same with six digits of each number, and null for what JSON has no number for."""
     if isinstance(found, float):
         return float(f"{found:.6g}") if math.isfinite(found) else None
     if isinstance(found, dict):
@@ -117,7 +117,7 @@ def series_trace(
 
 
 def _note(series: Series) -> str:
-    """Say what a point of a curve stands for, and what is missing."""
+    """Describe what a point of a curve stands for, and what is missing."""
     notes = [f"A point is the mean of {series.width} steps."] if series.width > 1 else []
     if number := sum(one.num_not_finite for one in series.values):
         notes.append(f"Not finite, so not drawn: {plural(number, 'step')}.")

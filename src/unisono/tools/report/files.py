@@ -83,7 +83,7 @@ def comparison(runs: Sequence[History]) -> str:
 
 
 def digests_in_words(runs: Sequence[History]) -> str:
-    """Say whether the runs ended with the same bits."""
+    """Return whether the runs ended with the same bits."""
     ends = [run.progress.ended for run in runs]
     digests = [end.digest if isinstance(end, End) else None for end in ends]
     if None in digests:

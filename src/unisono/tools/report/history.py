@@ -255,12 +255,12 @@ _HIGHER = ("accuracy", "f1", "auc", "auroc", "iou", "precision", "recall", "bleu
 
 
 def word_of_best(metric: str) -> str:
-    """Say what the kept value of a metric is; of most metrics nobody knows what is good."""
+    """Describe what the kept value of a metric is; of most metrics nobody knows what is good."""
     return "Best" if metric.lower().endswith((*_LOWER, *_HIGHER)) else "Last"
 
 
 def is_at_least_as_good(metric: str, value: float, before: float) -> bool:
-    """Tell whether a later value of a metric is to be kept in the place of an earlier one."""
+    """Return whether a later value of a metric is to be kept in the place of an earlier one."""
     name = metric.lower()
     if name.endswith(_LOWER):
         return value < before

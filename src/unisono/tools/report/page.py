@@ -80,7 +80,7 @@ def state(progress: RunProgress) -> State:
 
 
 def _tiles(history: History) -> Iterator[tuple[str, str, str]]:
-    """Give the numbers that came out of a run: what, how much, and a word on it."""
+    """Yield the numbers that came out of a run: what, how much, and a word on it."""
     progress, start = history.progress, history.progress.latest
     goal = f"of {count(start.end_step)}" if start and start.end_step else ""
     if progress.epoch is not None:

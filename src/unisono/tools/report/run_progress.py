@@ -47,7 +47,7 @@ class Mark:
 
 
 def said_of(event: Event) -> str | None:
-    """Say what an event tells of that happens once; None of what is usual."""
+    """Describe what an event tells of that happens once; None of what is usual."""
     match event:
         case Start(step=step, world_size=world_size) if step > 0:
             workers = f" on {plural(world_size, 'worker')}" if world_size else ""
@@ -190,7 +190,7 @@ GONE = Process("gone")
 
 
 def processes_of(named: Mapping[int, Named]) -> dict[int, Process]:
-    """Tell what each rank's process does now."""
+    """Return what each rank's process does now."""
     return {rank: _process(name) for rank, name in named.items()}
 
 

@@ -168,7 +168,7 @@ def worth_telling(workers: Sequence[WorkerLine], num_workers: int) -> tuple[Work
 
 
 def _lines(view: View, console: Console) -> Iterator[Text | Table]:
-    """Give what stands above the table, from top to bottom; some are empty."""
+    """Yield what stands above the table, from top to bottom; some are empty."""
     style = _CONDITIONS.get(view.condition, "")
     facts = [Text(fact, style if at == 0 else "") for at, fact in enumerate(view.facts)]
     yield Text(" · ").join([*([Text(view.title, "bold")] if view.title else []), *facts])

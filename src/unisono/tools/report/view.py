@@ -91,7 +91,7 @@ class WorkerLine:
 
 
 def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
-    """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
+    """Yield a line for each who computes, and for each who was lost and not replaced, by rank."""
     times = PhaseTimes()
     times.add(status.recent)
     spent = times.by_rank

@@ -197,7 +197,7 @@ def check_states(seen: TwoRuns) -> list[Finding]:
 
 
 def _states(seen: TwoRuns) -> list[tuple[OptimizerStep, list[ModelState]]]:
-    """Give the steps before which the state of all ranks is known."""
+    """Return the steps before which the state of all ranks is known."""
     states = [(step[0], [r.state for r in step if r.state is not None]) for step in seen.steps()]
     return [(step, of_ranks) for step, of_ranks in states if len(of_ranks) == seen.world_size]
 
@@ -271,7 +271,7 @@ def _learning_rates(seen: TwoRuns) -> list[Finding]:
 
 
 def _too_fast(check: str, mine: Array, ones: Array) -> Finding:
-    """Tell how many steps of one rank the schedule takes in each step here."""
+    """Return how many steps of one rank the schedule takes in each step here."""
     at = int(np.argmin(np.isclose(mine, ones, rtol=_RELATIVE, atol=0).all(axis=1)))
     told = (
         f"In step {at} the learning rate is {mine[at, 0]:.6g}, that of one rank {ones[at, 0]:.6g}"

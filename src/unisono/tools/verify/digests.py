@@ -101,7 +101,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Give the tensors and arrays of a nested value."""
+    """Yield the tensors and arrays of a nested value."""
     for leaf in _leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf

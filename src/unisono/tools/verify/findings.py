@@ -118,12 +118,12 @@ def ok(check: str, evidence: str) -> Finding:
 
 
 def wrong(check: str, evidence: str, remedy: str = "") -> Finding:
-    """Say what is wrong, with the check's remedy or another one."""
+    """Return what is wrong, with the check's remedy or another one."""
     return Finding(check, WRONG, evidence, remedy or CHECKS[check])
 
 
 def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
-    """Say why something could not be verified."""
+    """Return why something could not be verified."""
     return Finding(check, UNKNOWN, evidence, remedy)
 
 

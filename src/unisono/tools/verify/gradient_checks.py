@@ -65,7 +65,7 @@ def _local(gradient: Gradient) -> Array:
 
 
 def _passes(step: OptimizerStep, names: Sequence[str]) -> list[Array]:
-    """Give each pass's gradient of all parameters; those without one in a pass count as zero."""
+    """Return each pass's gradient of all parameters; those without one in a pass count as zero."""
     of_all = [step.gradients[name] for name in names]
     most = max((gradient.passes for gradient in of_all), key=len, default=())
     rows = [
@@ -107,7 +107,7 @@ def _unknown(step: Step, why: str) -> JudgedStep:
 
 
 def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> bool:
-    """Tell whether one rank has the parameters that the ranks have, but for rounding."""
+    """Return whether one rank has the parameters that the ranks have, but for rounding."""
     if mine.state is None or one.state is None or mine.state.parameters == one.state.parameters:
         return mine.state is not None or mine.number == 0
     runs = (seen.ranks[0], mine), (seen.one, one)
@@ -125,7 +125,7 @@ def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> boo
 
 
 def _are_the_same(of_ranks: Sequence[tuple[str, ...]], of_one: tuple[str, ...]) -> bool:
-    """Tell whether one rank computed what the ranks did, where all may have computed the same."""
+    """Return whether one rank computed what the ranks did, where all may have computed the same."""
     ones = Counter(of_one)
     alone = [Counter(names) for names in of_ranks]
     together = Counter(name for names in of_ranks for name in names)
@@ -303,11 +303,11 @@ def _judge_apart(
 
 
 def _is_partly_averaged(rank: OptimizerStep, names: Sequence[str]) -> bool:
-    """Tell whether a rank's gradient is other than the sum of its own passes."""
+    """Return whether a rank's gradient is other than the sum of its own passes."""
     own = np.concatenate([_local(rank.gradients[name]) for name in names])
     return relation(_averaged(rank, names), own).rest > 1e-3
 
 
 def _averaged(rank: OptimizerStep, names: Sequence[str]) -> Array:
-    """Give what a rank had of the gradients of all parameters before it was clipped."""
+    """Return what a rank had of the gradients of all parameters before it was clipped."""
     return joined(rank.gradients[name].averaged for name in names)

@@ -68,7 +68,7 @@ class OptimizerHooks:
             observe(recorder, kind, "step", self._tick)
 
     def _has_full(self, number: int | None = None) -> bool:
-        """Tell whether gradients of an optimizer's `number`-th step are kept; None: the newest."""
+        """Return whether gradients of an optimizer's `number`-th step are kept; None: the newest"""
         newest = max(self._counts.values(), default=0)
         return (newest if number is None else number) < self._recorder.options.full_steps
 

@@ -100,12 +100,12 @@ class Identities:
         return None
 
     def are_shared(self, dataset: int) -> bool:
-        """Tell whether an index means the same sample on all ranks."""
+        """Return whether an index means the same sample on all ranks."""
         return dataset in self._same
 
 
 def _are_one(known: Sequence[tuple[int, dict[int, str]]]) -> bool:
-    """Tell whether an index has the same content on all ranks, given lengths and contents."""
+    """Return whether an index has the same content on all ranks, given lengths and contents."""
     everything = {item for _, contents in known for item in contents.items()}
     indices = {index for index, _ in everything}
     return len({length for length, _ in known}) == 1 and len(everything) == len(indices)
@@ -205,7 +205,7 @@ class _Reading:
         return len(kept) - max(trained) - 1 if trained and is_over else 0
 
     def _roles(self) -> tuple[dict[int, str], set[int]]:
-        """Say what loaders are used for, and of which batches only parts are trained with."""
+        """Return what loaders are used for, and of which batches only parts are trained with."""
         roles: dict[int, str] = {}
         sliced = set()
         for forward in self._forwards.values():

@@ -227,7 +227,7 @@ _EXACT, _SURE = 1e-6, 0.03
 
 
 def _is_share(text: str, count: int) -> bool:
-    """Tell whether a printed number is so many of `count`, or in percent, but not none or all."""
+    """Return whether a printed number is so many of `count`, or in percent, but not none or all."""
     digits = 0.5 * 10.0 ** -len(text.partition(".")[2])
     for whole in (1.0, 100.0):
         parts = float(text) / whole * count
@@ -239,7 +239,7 @@ def _is_share(text: str, count: int) -> bool:
 
 
 def _tells_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:
-    """Tell whether a rank gathers a few numbers of each, with that of its samples among them."""
+    """Return whether a rank gathers a few numbers of each, with that of its samples among them."""
     sizes = [len(one.seen) for one in ranks]
     few = [c.values for c in rank.collectives if c.name not in _SUMS and len(c.values) < sum(sizes)]
     return any(
@@ -283,7 +283,7 @@ def _means_of_means(seen: TwoRuns) -> Iterator[Finding]:
 def _numbers(
     ranks: Sequence[EvaluationPass], one: EvaluationPass
 ) -> Iterator[tuple[list[float], float, float]]:
-    """Give what ranks add up, one number each; their sum or mean; and one rank's own number."""
+    """Yield what ranks add up, one number each; their sum or mean; and one rank's own number."""
     if len({len(rank.collectives) for rank in (*ranks, one)}) > 1:
         return
     for calls in zip(*(rank.collectives for rank in (one, *ranks)), strict=True):
@@ -297,7 +297,7 @@ def _numbers(
 def _is_mean_of_means(
     given: Sequence[float], joint: float, single: float, sizes: Sequence[int]
 ) -> bool:
-    """Tell whether ranks average their means, and the mean over samples is another."""
+    """Return whether ranks average their means, and the mean over samples is another."""
     total, mean = sum(given), sum(given) / len(given)
     weighted = sum(value * size for value, size in zip(given, sizes, strict=True)) / sum(sizes)
     tolerated = _ROUNDING * max(map(abs, (*given, single)))

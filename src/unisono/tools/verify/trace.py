@@ -67,12 +67,12 @@ class OptimizerStep:
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Give the samples of all passes."""
+        """Return the samples of all passes."""
         return tuple(sample for micro in self.micros for sample in micro.samples)
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Give what the model was given in all passes."""
+        """Return what the model was given in all passes."""
         return tuple(row for micro in self.micros for row in micro.rows)
 
 
@@ -146,7 +146,7 @@ class TwoRuns:
         return len(self.ranks)
 
     def steps(self) -> list[tuple[OptimizerStep, ...]]:
-        """Give the steps that all ranks took, each as one value a rank."""
+        """Return the steps that all ranks took, each as one value a rank."""
         by_place = [{step.place: step for step in rank.steps} for rank in self.ranks]
         return [
             tuple(steps[place] for steps in by_place)
@@ -159,7 +159,7 @@ class TwoRuns:
         return next((one for one in self.one.steps if one.place == step.place), None)
 
     def epochs(self, role: str) -> Iterator[tuple[tuple[Iteration, ...], Iteration | None]]:
-        """Give iterations over loaders that all ranks made, each as one value a rank, and one's."""
+        """Yield iterations over loaders of all ranks: one value a rank, and one rank's own."""
         for first in self.ranks[0].iterations:
             *found, one = (
                 next((i for i in rank.iterations if i.place == first.place), None)
@@ -170,7 +170,7 @@ class TwoRuns:
                 yield known, one
 
     def rows_of_an_epoch(self) -> list[set[str]] | None:
-        """Give what each rank trained with until it came again; None if on one nothing has."""
+        """Return what each rank trained with until it came again; None if on one nothing has."""
         found = [_rows_until_again(rank.steps) for rank in self.ranks]
         known = [rows for rows in found if rows is not None]
         return known if len(known) == len(found) else None
@@ -182,7 +182,7 @@ class TwoRuns:
 
 
 def _rows_until_again(steps: Sequence[OptimizerStep]) -> set[str] | None:
-    """Give what the model was given until it is given only what it had; None: it never is."""
+    """Return what the model was given until it is given only what it had; None: it never is."""
     seen: set[str] = set()
     for step in steps:
         rows = set(step.rows)

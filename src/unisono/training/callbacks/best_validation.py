@@ -53,7 +53,7 @@ class _Judge(Callback):
         vars(self).update(self._kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what was best, and by which rule."""
+        """Return what was best, and by which rule."""
         return {name: getattr(self, name) for name in self._kept} | {"rule": self._rule}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class _Judge(Callback):
             vars(self).update({name: state[name] for name in self._kept})
 
     def _is_better(self, value: float) -> bool:
-        """Tell whether a value is better than the best: anything is at first, NaN never later."""
+        """Return whether a value is better than the best: anything is at first, NaN never later."""
         if self.best is None or math.isnan(self.best):
             return self.best is None or not math.isnan(value)
         _, better, min_delta = self._rule

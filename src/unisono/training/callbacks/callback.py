@@ -138,16 +138,16 @@ class Fit(Protocol):
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
 
     def pid(self, rank: int) -> int | None:
-        """Tell the process of a worker; None if it is not known, as of one on another host."""
+        """Return the process of a worker; None if it is not known, as of one on another host."""
 
     def times(self, rank: int, step: int) -> Times | None:
-        """Tell where a worker spent one of the last two steps; None if it did not end it.
+        """Return where a worker spent one of the last two steps; None if it did not end it.
 
         Of a worker other than this one only once all have met since, as they do in the next step.
         """
 
     def memory(self, rank: int) -> int | None:
-        """Tell how many bytes of its device a worker's tensors took lately; None on CPUs.
+        """Return how many bytes of its device a worker's tensors took lately; None on CPUs.
 
         Each worker looks when a call begins, and at most ten times a second after a step.
         """

@@ -108,7 +108,7 @@ class EMA(Callback):
         return averaged
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the average, as it is."""
+        """Return the average, as it is."""
         return {"num_averaged": self.num_averaged, "average": dict(self._average)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

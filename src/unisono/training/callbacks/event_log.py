@@ -201,7 +201,7 @@ class EventLog(Callback):
         self._close()
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
-        """Tell whether this worker writes how the call ends."""
+        """Return whether this worker writes how the call ends."""
         if isinstance(error, PeerLostError):
             # One that was killed has left no word: the first of those who miss it writes theirs.
             is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
@@ -289,7 +289,7 @@ def step_line(
 
 
 def place_of(line: bytes) -> float | None:
-    """Tell where a line belongs, for :class:`Journal`; None of what belongs to no step."""
+    """Return where a line belongs, for :class:`Journal`; None of what belongs to no step."""
     try:
         facts = json.loads(line)
         event, step = facts["event"], int(facts["step"])

@@ -283,7 +283,7 @@ def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
 
 
 def trouble_at(fit: Fit, path: Path) -> str:
-    """Say why nothing may be written at a path; empty if it may, or is not in the run directory.
+    """Describe why nothing may be written at a path; empty if it may, or lies elsewhere.
 
     The run directory may have become another job's. If it was only removed, it is locked again.
     """

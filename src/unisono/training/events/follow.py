@@ -87,7 +87,7 @@ class EventReader:
         self._begin()
 
     def new_events(self, begin: Callable[[], None] = lambda: None) -> Iterator[Event]:
-        """Give what has been added since the last call, or all of it where the file is another.
+        """Yield what has been added since the last call, or all of it where the file is another.
 
         Then `begin` is called first: what was read is void. Raises ValueError if the file cannot be
         read, DataFormatError if a newer version wrote it.

@@ -105,7 +105,7 @@ class _Judgement:
         self._shards[:num_longer] += 1
 
     def findings(self) -> Iterator[Slowdown]:
-        """Give what costs time."""
+        """Yield what costs time."""
         yield from self._common()
         if len(self._ranks) < 2:
             return
@@ -168,7 +168,7 @@ class _Judgement:
         return _Compared(core * usual, times[:, at] - core * others)
 
     def _lost_s(self, at: int, excess_s: float) -> float:
-        """Give what the steps would be shorter by, were one worker not slow by so much."""
+        """Return what the steps would be shorter by, were one worker not slow by so much."""
         lead = self._own[:, at] - np.delete(self._own, at, axis=1).max(axis=1)
         return float(np.median(np.clip(lead, 0.0, excess_s)))
 
@@ -221,7 +221,7 @@ class _Compared:
 
 
 def _delayed_more(delayed: Mapping[int, float], rank: int) -> float:
-    """Give by how much longer than another one a worker has waited for a core.
+    """Return by how much longer than another one a worker has waited for a core.
 
     Nobody knows in which phase that was, so it may be what the worker takes longer.
     """
@@ -230,7 +230,7 @@ def _delayed_more(delayed: Mapping[int, float], rank: int) -> float:
 
 
 def _middle(ratios: Seconds) -> float:
-    """Give the median; of what may be one, whatever is next to 1: a core is not to explain much."""
+    """Return the median; if several may be, the one next to 1: a core is not to explain much."""
     num = len(ratios)
     if num < 2:
         return 1.0

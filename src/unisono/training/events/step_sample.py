@@ -72,7 +72,7 @@ def sample_of(
 
 
 def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
-    """Give the pieces of the file in which windows lie; nothing where it has too few steps."""
+    """Yield the pieces of the file in which windows lie; nothing where it has too few steps."""
     size = os.fstat(fd).st_size
     begin, end = 0, size  # shortly before the first step's line; steps ascend in a file
     while end - begin > _PIECE_BYTES:
@@ -108,7 +108,7 @@ def _rows_of(piece: bytes) -> Iterator[StepDone]:
 
 
 def _times_of(row: StepDone) -> Seconds:
-    """Give when each worker began and what its phases took, of shape (workers, columns)."""
+    """Return when each worker began and what its phases took, of shape (workers, columns)."""
     nothing = (None,) * len(row.ranks)
     columns = [column or nothing for column in (row.begun_s, *row.phases)]
     return np.array(columns, dtype=float).T
