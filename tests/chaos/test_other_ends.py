@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.chaos.phases import read_phase
 from tests.chaos.training import GATE_STEP, NUM_STEPS, Options, train
 
 import unisono
+from unisono.runtime import signals
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
@@ -295,6 +297,7 @@ def test_asked_twice_it_ends_at_once(started, tmp_path, in_directory):
     processes = job.processes()
     interrupt(job, signal.SIGINT)
     job.wait_for("finishing the step")
+    time.sleep(signals.ONE_SIGNAL_S)
     interrupt(job, signal.SIGINT)
     assert job.wait(60) == 128 + signal.SIGINT
     assert not gone_within(processes, 30)

@@ -160,7 +160,7 @@ def _within(spans: Collection[tuple[int, int]], holders: Iterable[Holder]) -> se
     ordered = sorted(spans)
     found = set()
     for holder in holders:
-        if holder.kind in (h.CONTENTS, h.BYTES):
+        if holder.kind in (h.CONTENTS, h.BYTES, h.MADE_IN_C):
             address = _address(holder.owner)
             at = bisect.bisect(ordered, (address, math.inf)) - 1
             if at >= 0 and address < ordered[at][1]:
@@ -171,6 +171,8 @@ def _within(spans: Collection[tuple[int, int]], holders: Iterable[Holder]) -> se
 def _address(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.untyped_storage().data_ptr() if _has_memory(value) else 0
+    if isinstance(value, torch.UntypedStorage):
+        return value.data_ptr()
     with suppress(ValueError, TypeError):  # such as an `mmap` that was closed
         there = value if isinstance(value, np.ndarray) else np.frombuffer(value, np.uint8)
         return int(there.__array_interface__["data"][0])
