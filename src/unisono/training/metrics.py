@@ -65,11 +65,13 @@ class Metrics:
         named = found if is_named else {str(at): part for at, part in enumerate(parts)}
         for name, part in named.items():
             if not isinstance(part, torch.Tensor) or part.dim() == 0 or len(part) != num_samples:
-                seen = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
+                is_tensor = isinstance(part, torch.Tensor)
+                seen = f"of shape {(*part.shape,)}" if is_tensor else f"a {type(part).__name__}"
+                which = f"{name!r}" if is_named else f"part {int(name) + 1} of what it returns"
                 raise TypeError(
-                    f"`forward` must give tensors with one row for each of the {num_samples} "
-                    f"samples for metrics, but {name!r} is {seen}: give rows, and have metrics "
-                    f"compute numbers from them."
+                    f"`forward` must return tensors with one row for each of the {num_samples} "
+                    f"samples, but {which} is {seen}: return numbers for each sample (of texts, "
+                    f"the errors and the words of each), and have the metric add them up."
                 )
             rows.setdefault(name, []).append(part.detach())
 
