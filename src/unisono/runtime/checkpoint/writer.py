@@ -85,8 +85,8 @@ class CheckpointWriter:
         """Describe which newest states are not on the disk; empty if all are."""
         return "; ".join(
             f"the newest state, of step {step}, is NOT on the disk, in {shown(directory, 1000)}: "
-            f"make room, then start the program again, which resumes from the newest checkpoint "
-            f"that is there"
+            f"see that there is room and that you may write there, then start the program again, "
+            f"which resumes from the newest checkpoint"
             for directory, step in self._missing.items()
         )
 
