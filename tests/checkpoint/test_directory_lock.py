@@ -85,6 +85,29 @@ def test_another_process_is_named_and_its_end_is_the_end_of_its_claim(folder):
         assert lock_directory(folder) is not None
 
 
+SLOW_FORK = """
+import fcntl, os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(fd, fcntl.LOCK_EX)
+if os.fork() == 0:
+    time.sleep(0.5)  # until it lets go
+    os._exit(0)
+print("held", flush=True)
+os.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_that_lets_go_later_keeps_nobody_out(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", SLOW_FORK, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        other.send_signal(signal.SIGKILL)
+        other.wait(60)
+        assert lock_directory(folder) is not None
+
+
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])
 def test_where_nothing_can_be_made_nobody_is_kept_out(tmp_path, place):
     (tmp_path / "file").touch()

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -36,11 +37,13 @@ from unisono.runtime.checkpoint.folder import (
 from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import open_plain, written_whole
+from unisono.runtime.procfs import started_at
 
 Contents = TypeVar("Contents")
 
 _NAME = re.compile(r"step-(\d{12})")
 END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1024
+_FORKS_LET_GO_WITHIN_S = 2.0
 _ENDS_AT_LEAST, _ENDS_AT_MOST = 8, 256  # of loops, kept beside the newest checkpoints
 _ENDS_BYTES = 128 << 20  # of them, if there are more than the fewest
 # How a loop can end: as it was to, or left by the program before that.
@@ -296,7 +299,7 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
         held = _locks.get(file_id)
         try:
             if held is None:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(fd, directory)
                 held = _locks[file_id] = DirectoryLock(os.dup(fd), file_id)
         except BlockingIOError:
             pid = holder_of(directory)
@@ -310,6 +313,23 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
         finally:
             os.close(fd)
     return held
+
+
+def _lock(fd: int, directory: Path) -> None:
+    """Lock a folder, or raise BlockingIOError; waits a moment for forks of a holder that is gone.
+
+    A fork lets go as it begins to run, which may be after its parent was killed.
+    """
+    until_s = time.monotonic() + _FORKS_LET_GO_WITHIN_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = holder_of(directory)
+            is_there = pid is None or started_at(pid) is not None
+            if is_there or time.monotonic() > until_s:
+                raise
+            time.sleep(0.01)
 
 
 def holder_of(directory: Path) -> int | None:
