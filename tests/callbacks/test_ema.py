@@ -166,7 +166,11 @@ def test_they_are_the_same_after_a_kill(tmp_path, monkeypatch, rank):
     ("given", "kind", "words"),
     [
         (3, TypeError, r"`validate_model` must be a function of \(model\)"),
-        (lambda model: {}, TypeError, "what `validate_model` returns must be a torch.nn.Module"),
+        (
+            lambda model: {},
+            TypeError,
+            "`validate_model` must return a torch.nn.Module, but returned one of type dict",
+        ),
     ],
 )
 def test_what_gives_no_model_to_validate_is_refused(given, kind, words):

@@ -122,3 +122,50 @@ def test_the_remedies_for_labels_train():
 
         trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), 0.1), loss, shards=2)
         trainer.fit(ONE_HOT, batch_size=16, steps=1)
+
+
+class Silent(nn.Linear):
+    """A layer that computes, and returns nothing."""
+
+    def forward(self, x):
+        super().forward(x)
+
+
+class Abstract(nn.Module):
+    def forward(self, x):
+        raise NotImplementedError
+
+
+class Around(nn.Module):
+    def __init__(self, inner, *, uses_it):
+        super().__init__()
+        self.layer, self.inner, self.uses_it = nn.Linear(4, 2), inner, uses_it
+
+    def forward(self, x):
+        found = self.inner(x) if self.uses_it else self.layer(x)
+        return found + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "fails_in_loss", "is_hinted"),
+    [
+        (Silent(4, 2), False, True),
+        (Around(Silent(4, 2), uses_it=True), False, True),
+        (Around(Silent(4, 2), uses_it=False), True, False),  # which is not what failed
+        (Around(Abstract(), uses_it=False), True, False),
+    ],
+)
+def test_a_forward_that_returns_nothing_is_hinted_at_where_it_is_called(
+    model, fails_in_loss, is_hinted
+):
+    def loss(model, batch):
+        outputs = model(batch[0])
+        return None + outputs if fails_in_loss else outputs.mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=1)
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 4))
+    with pytest.raises((TypeError, AttributeError), match="NoneType") as caught:
+        trainer.fit(data, batch_size=4, steps=1)
+    notes = "\n".join(getattr(caught.value, "__notes__", []))
+    assert ("The model returns None" in notes) == is_hinted, notes

@@ -18,14 +18,17 @@ Row = tuple[float, ...]
 class Team:
     """Two workers whose steps take a while, of which passes and updates are a part."""
 
-    def __init__(self, step_s: float, passes_s: float, update_s: float = 0.0) -> None:
+    def __init__(
+        self, step_s: float, passes_s: float, update_s: float = 0.0, between_s: float = 0.0
+    ) -> None:
         self.world = SimpleNamespace(rank=0)
         self.membership = SimpleNamespace(ranks=(0, 1))
         self._step_s, self._passes_s, self._update_s = step_s, passes_s, update_s
+        self._between_s = between_s
 
     def times(self, rank: int, step: int) -> Row | None:
         half_s = self._passes_s / 2
-        waits_s = self._step_s - self._passes_s - self._update_s
+        waits_s = self._step_s - self._passes_s - self._update_s - self._between_s
         return (step * self._step_s, 0.0, half_s, half_s, waits_s, 0.0, self._update_s)
 
 
@@ -40,15 +43,20 @@ def test_a_step_that_mostly_waits_is_told_once(begun_at: int) -> None:
     ((step, line),) = lines(Team(0.001, 0.0002, 0.0001), begun_at=begun_at)
     assert step == begun_at + 63
     assert line.startswith(
-        "2 workers are slower than one would be: a step takes 1 ms, but the passes and updates of "
-        "all workers together 600 µs; "
+        "2 workers are slower than one would be: a step takes 1 ms, but all workers' passes and "
+        "updates, with what lies between, 600 µs; "
     )
 
 
 @pytest.mark.parametrize(
     "team",
-    [Team(0.010, 0.0095), Team(0.010, 0.006), Team(0.010, 0.003, 0.002)],
-    ids=["gains much", "gains", "gains a little"],
+    [
+        Team(0.010, 0.0095),
+        Team(0.010, 0.006),
+        Team(0.010, 0.003, 0.002),
+        Team(0.010, 0.001, 0.0, 0.008),
+    ],
+    ids=["gains much", "gains", "gains a little", "long callbacks"],
 )
 def test_nothing_is_told_where_workers_gain(team: Team) -> None:
     assert lines(team) == []

@@ -52,9 +52,6 @@ class Reading:
     loader_workers: int = 0
     collate_fn: Collate | None = None
 
-    def __post_init__(self) -> None:
-        _check_holds_samples(self.dataset)
-
     @classmethod
     def of(
         cls,
@@ -107,6 +104,7 @@ class Reading:
 
     def of_another(self, dataset: Any) -> Reading:
         """Return how another dataset is read: in the same way, or as its DataLoader says."""
+        _check_holds_samples(dataset)
         if isinstance(dataset, DataLoader):
             return _taken_apart(dataset)
         return replace(self, dataset=dataset, sampler=None, batch_sampler=None)

@@ -678,8 +678,7 @@ MADE_IN_C = Kind("made in C", _read_made_in_c, opaque=lambda owner: f"a {name_of
 FROZEN = Kind("frozen", _read_frozen)
 LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
 """Kinds of places that lead to no other."""
-_WHOLES = {CONTEXT, ELEMENTS, CONTENTS, BYTES, CACHE, SUSPENDED, TABLE, DRAWN, POSITION, FILE}
-_WHOLES.add(MADE_IN_C)
+_WHOLES = {CONTEXT, ELEMENTS, CACHE, SUSPENDED, TABLE, MADE_IN_C, *LEAVES}
 _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))

@@ -125,7 +125,11 @@ def checked(model: nn.Module) -> nn.Module:
 def model_to_validate(make: Callable[[nn.Module], nn.Module], trained: nn.Module) -> nn.Module:
     """Return what `validate_model` makes of the trained model; raises TypeError if it is none."""
     made = make(trained)
-    check_module("what `validate_model` returns", made)
+    if not isinstance(made, nn.Module):
+        raise TypeError(
+            f"`validate_model` must return a torch.nn.Module, but returned one of type "
+            f"{type(made).__name__}: return the model to validate, as `ema.model` does."
+        )
     return made
 
 

@@ -30,6 +30,8 @@ _NO_GROUP = (
     "Gradients are summed over all workers already, and each worker updates alike, so an optimizer "
     "needs no collectives: pass one that calls none, such as `torch.optim.Muon`."
 )
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_CONSTANT = ("LOAD_CONST", "RETURN_CONST")
 _OURS = __name__.partition(".")[0] + "."
 _PARTS_AT_MOST = 4096  # of a batch
 _LABELS = ("cross_entropy", "nll_loss")
@@ -105,22 +107,27 @@ def _holds(tree: Any, wanted: Any, depth: int = 3) -> bool:
 
 
 def _forward_returns_nothing(raised: _Raised) -> bool:
-    """Return whether a module that a function on the way has called never returns anything."""
-    values = [value for frame in raised.frames for value in frame.f_locals.values()]
-    modules = [one for value in values if isinstance(value, nn.Module) for one in value.modules()]
-    return any(_never_returns(type(one).forward) for one in modules)
+    """Return whether a module that the program's innermost function calls returns None always."""
+    own = [frame for frame in raised.frames if not frame.f_code.co_filename.startswith(_TORCH)]
+    kept = own[-1].f_locals if own else {}
+    modules: list[nn.Module] = []
+    for value in kept.values():
+        if isinstance(value, nn.Module):  # in a module's own `forward`, those that it has
+            is_itself = kept.get("self") is value
+            modules += [*value.children()] if is_itself else [value]
+    return any(_returns_none(type(one).forward) for one in modules)
 
 
-def _never_returns(function: Any) -> bool:
+def _returns_none(function: Any) -> bool:
+    """Return whether a function returns, and nothing but None."""
     code = getattr(function, "__code__", None)
-    if code is None or code.co_filename.startswith(os.path.dirname(torch.__file__)):
+    if code is None or code.co_filename.startswith(_TORCH):
         return False
     steps = list(dis.get_instructions(code))
     given = [before for before, each in pairwise(steps) if each.opname == "RETURN_VALUE"]
-    constant = [each for each in steps if each.opname == "RETURN_CONST"]
-    return all(each.opname == "LOAD_CONST" and each.argval is None for each in given) and all(
-        each.argval is None for each in constant
-    )
+    given += [each for each in steps if each.opname == "RETURN_CONST"]
+    is_none = (each.opname in _CONSTANT and each.argval is None for each in given)
+    return bool(given) and all(is_none)
 
 
 class _Hint(NamedTuple):

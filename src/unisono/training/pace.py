@@ -3,8 +3,8 @@
 Sharing a step takes the time of a few meetings, whatever the model is. One worker would need the
 passes and updates of all, one after the other::
 
-    W workers   pass │ meetings, sums │ update                       the time between two steps
-    one         pass of rank 0 │ pass of rank 1 │ … │ updates        the sum of all workers' phases
+    W workers   pass │ meetings, sums │ update │ callbacks          from one step to the next
+    one         pass of rank 0 │ pass of rank 1 │ … │ updates │ callbacks
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ class Pace:
         before, now = (team.times(team.world.rank, each) for each in (step - 1, step))
         of_all = [team.times(rank, step - 1) for rank in team.membership.ranks]
         if before is not None and now is not None and None not in of_all:
-            # All but when the step began, the wait for others, and the sum over them.
+            step_s = now[0] - before[0]
+            between_s = max(0.0, step_s - sum(before[1:]))  # callbacks, which one worker has, too
+            # Without the wait for others and the sum over them.
             alone_s = sum(sum(times[1:4]) + times[6] for times in of_all if times is not None)
-            self._seen.append((now[0] - before[0], alone_s))
+            self._seen.append((step_s, between_s + alone_s))
         if step + 1 < self._first + _NUM_STEPS or len(self._seen) < _NUM_STEPS // 2:
             return None
         step_s, alone_s = (median(seconds) for seconds in zip(*self._seen, strict=True))
@@ -47,6 +49,6 @@ class Pace:
             return None
         return (
             f"{len(of_all)} workers are slower than one would be: a step takes {duration(step_s)}, "
-            f"but the passes and updates of all workers together {duration(alone_s)}; a larger "
-            f"model or batch gains, and `unisono plan` measures from which batch on"
+            f"but all workers' passes and updates, with what lies between, {duration(alone_s)}; a "
+            f"larger model or batch gains, and `unisono plan` measures from which batch on"
         )

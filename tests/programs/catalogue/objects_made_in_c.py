@@ -85,7 +85,7 @@ t = trainer(net(), callbacks=[Rate()])
 fit(t)
 
 
-# %% a_database_that_a_dataset_reads: SAME
+# %% a_database_that_a_dataset_reads: SAME reads
 import sqlite3
 
 
@@ -108,3 +108,23 @@ class Stored(Dataset):
 
 t = trainer(net())
 fit(t, Stored())
+
+
+# %% an_element_of_xml_that_a_dataset_reads: REFUSED reads
+import xml.etree.ElementTree as ET
+
+
+class Scaled(Rows):
+    settings = ET.Element("settings", scale="1.0")
+
+    def change(self, row, index):
+        return row * float(self.settings.get("scale"))
+
+
+class Turns(Callback):
+    def on_step_end(self, fit, step):
+        Scaled.settings.set("scale", str(1 + 0.01 * step.number))
+
+
+t = trainer(net(), callbacks=[Turns()])
+fit(t, Scaled())

@@ -58,8 +58,7 @@ def check_module(argument: str, given: Any) -> None:
         seen, remedy = f"is {str(given)!r}", "make the model, then `unisono.load_weights` into it"
     elif isinstance(given, list | tuple):
         remedy = "pass one module, such as `nn.Sequential(*layers)`"
-    shown = argument if "`" in argument else f"`{argument}`"
-    raise TypeError(f"{shown} must be a torch.nn.Module, but {seen}: {remedy}.")
+    raise TypeError(f"`{argument}` must be a torch.nn.Module, but {seen}: {remedy}.")
 
 
 def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> None:

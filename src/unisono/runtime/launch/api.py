@@ -92,7 +92,7 @@ def launch(
         Exception: the exception of the worker that failed first, if it can be pickled.
         KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
             `directory`, a checkpoint is written first.
-        SystemExit: likewise SIGTERM, SIGUSR1 or SIGUSR2, unless the program handles them.
+        SystemExit: likewise SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2, unless the program handles them.
     """
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True

@@ -226,8 +226,10 @@ class _Supervision:
     def _read_signals(self) -> None:
         assert self._signals is not None
         for signum in self._signals.read():
+            # An agent that has ended cannot wait for a notice before it; the kernel tells it twice.
             is_agents = self._is_one_of_several and signum == AGENT_ENDED
-            if is_agents or time.monotonic() >= self._told_until_s:
+            is_known = not is_agents or signum == self.state.interrupted_by
+            if not is_known or time.monotonic() >= self._told_until_s:
                 self._interrupt(signum, can_wait=not is_agents)
 
     def _interrupt(self, signum: int, *, can_wait: bool) -> None:

@@ -39,13 +39,8 @@ def refusing() -> Iterator[None]:
 
 _REMEDIES = {
     errno.EACCES: "ask its owner, or copy it to a folder of yours",
-    errno.EPERM: "ask its owner, or copy it to a folder of yours",
     errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there",
-    errno.EFBIG: "enter `ulimit -f unlimited` before",
-    errno.EMFILE: "enter `ulimit -n 4096` before",
-    errno.EAGAIN: "this user has as many processes as `ulimit -u` allows: raise it, or end some",
-    errno.ENOMEM: "free memory, or raise `ulimit -v`",
+    errno.EFBIG: "raise `ulimit -f`, in a new shell if need be",
 }
 
 
@@ -54,12 +49,10 @@ def told_of_system() -> Iterator[None]:
     """Say in one sentence what the system refuses: a file, memory, a process."""
     try:
         yield
-    except BrokenPipeError:  # whose reader has gone
-        raise
     except OSError as error:
         if error.errno not in _REMEDIES:
             raise
-        what = error.filename or "a file, an output or a process that this command needs"
+        what = error.filename or "a file or an output of this command"
         raise Refusal(
             f"{what} must be accessible, but the system says {error.strerror!r}: "
             f"{_REMEDIES[error.errno]}."
