@@ -22,7 +22,7 @@ of it is only enqueued on streams, in the same order on every rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -134,8 +134,9 @@ def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
+@final
 class InOrder:
-    """How one model's buckets are averaged, or what hook of the program does so instead. Final.
+    """How one model's buckets are averaged, or what hook of the program does so instead.
 
     `divisor` ranks count: fewer than all only inside of ``join``.
     """

@@ -28,7 +28,7 @@ import functools
 import threading
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -40,8 +40,9 @@ from unisono.runtime.arrivals import changed_within
 _Module: Any = torch.nn.Module  # whose methods have no types
 
 
+@final
 class Original:
-    """A module, taken apart: what replicas are made of. Final."""
+    """A module, taken apart: what replicas are made of."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.parts = module, [*module.modules()]
@@ -233,8 +234,9 @@ _PASS: Any = _Pass
 _GATE: Any = _Gate
 
 
+@final
 class _HostGenerator:
-    """Keeps torch's generator of the CPU as it was before a backward pass. Final.
+    """Keeps torch's generator of the CPU as it was before a backward pass.
 
     Activation checkpoints set it, compute their region again, and put it back. Where regions on
     two devices are computed again at once, one would put back what the other has set.

@@ -6,7 +6,7 @@ import bisect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -42,8 +42,9 @@ class ChangedPlace(NamedTuple):
         return [self.holder.shown(slot) for slot in slots]
 
 
+@final
 class Account:
-    """The contents of some places now. Final.
+    """The contents of some places now.
 
     Args:
         holders: the places.

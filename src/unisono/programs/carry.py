@@ -24,7 +24,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -45,10 +45,11 @@ class Ours(Opaque):
     """An object of this package, which is not the program's to keep."""
 
 
+@final
 class Known:
-    """What a program has before anything is put back: things by path, and what its code names.
+    """A program's objects before anything is restored: by path, and by the names its code uses.
 
-    Final. `tensors` are the model's, by name.
+    `tensors` are the model's, by name.
     """
 
     def __init__(

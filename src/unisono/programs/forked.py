@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -21,8 +21,9 @@ _SAMPLED = 4096  # bytes of a tensor or an array
 _UNSEEN = (h.CACHE, h.DRAWN, h.POSITION, h.SUSPENDED, h.FROZEN, h.MADE_IN_C)
 
 
+@final
 class ForkedCopy:
-    """What some objects led to when a process was forked. Final.
+    """What some objects led to when a process was forked.
 
     Args:
         roots: the objects, by name.

@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -33,8 +33,9 @@ class _Own(NamedTuple):
     put_back: Callable[[Any], object]
 
 
+@final
 class OwnGenerators:
-    """Those that some objects lead to, and all `holders`, once :meth:`look` was called. Final.
+    """Those that some objects lead to, and all `holders`, once :meth:`look` was called.
 
     The roots' names are the same in every process.
     """

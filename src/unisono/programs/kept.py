@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from contextlib import suppress
 from copy import copy as copied
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -74,8 +74,9 @@ class _Place(NamedTuple):
     is_read_in_passes: bool
 
 
+@final
 class KeptProgram:
-    """What a program has changed, as an object with a state. Final.
+    """What a program has changed, as an object with a state.
 
     Args:
         model: whose parameters and buffers are kept elsewhere.

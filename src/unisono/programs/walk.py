@@ -34,7 +34,7 @@ import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -87,8 +87,9 @@ Found = tuple[str, Any, bool]
 """The path to something, the thing, and whether it was found in the program's own."""
 
 
+@final
 class Walk:
-    """What was found from `roots`. Final.
+    """What was found from `roots`.
 
     Args:
         elsewhere: the identities of tensors that are kept by other means.

@@ -19,15 +19,16 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 
 from unisono.runtime.notices import say
 
 
+@final
 class Arrivals:
-    """The batches that come to one accelerator. Final."""
+    """The batches that come to one accelerator."""
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self._device, self._module = device, module

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -35,8 +35,9 @@ _NAP_PART = 0.01  # of the time waited so far: a device that never answers costs
 _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
 
 
+@final
 class Device:
-    """The device that one worker computes on: the CPU, or one accelerator. Final.
+    """The device that one worker computes on: the CPU, or one accelerator.
 
     Or several of one type (`parts`), where a model is split: batches come to the first one. An
     accelerator has a number, and becomes the current one.
@@ -205,8 +206,9 @@ class Device:
         return lambda: runtime().cudaHostUnregister(place) and None
 
 
+@final
 class Copies:
-    """Copies between a device and the host, beside what the device computes. Final.
+    """Copies between a device and the host, beside what the device computes.
 
     On the CPU they are made at once. Memory of the host that is copied from or to must stay as it
     is until :meth:`wait` has returned; elsewhere than in pinned memory the host may wait.

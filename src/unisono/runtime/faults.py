@@ -39,6 +39,7 @@ import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import final
 
 FAULTS_VARIABLE = "UNISONO_FAULTS"
 DEEDS = ("kill", "stop", "raise", "exit", "segv")
@@ -68,8 +69,9 @@ def disk_full(faults: tuple[Fault, ...], checkpoint: int) -> bool:
     return Fault("disk-full", checkpoint=checkpoint) in faults
 
 
+@final
 class Faults:
-    """The faults of this process. Final."""
+    """The faults of this process."""
 
     def __init__(self, mine: Iterable[Fault] = ()) -> None:
         self._mine = list(mine)

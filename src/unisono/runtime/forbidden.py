@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -86,8 +86,9 @@ def public_name(call: str) -> str:
     return _NAMES.get(name, name)
 
 
+@final
 class _Gate:
-    """Kernels in front of the dispatcher's collectives, while a block needs them. Final."""
+    """Kernels in front of the dispatcher's collectives, while a block needs them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

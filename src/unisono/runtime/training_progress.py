@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import final
 
 At = tuple[int, int, int, int | None]
 """Step, epoch, batch and shard."""
@@ -21,8 +22,9 @@ class TrainingProgress:
     shard: int | None
 
 
+@final
 class Now:
-    """Where this process is; its threads see the same. Final."""
+    """Where this process is; its threads see the same."""
 
     def __init__(self) -> None:
         self.at: At = (0, 0, 0, None)

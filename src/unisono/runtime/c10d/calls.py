@@ -11,7 +11,7 @@ import functools
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -172,8 +172,9 @@ def nested(lists: Any) -> list[list[torch.Tensor]]:
     return [lists] if isinstance(lists[0], torch.Tensor) else lists
 
 
+@final
 class Vectors:
-    """The vectors of one call; its result, and the tensors of which some are copies. Final.
+    """The vectors of one call; its result, and the tensors of which some are copies.
 
     A vector views a tensor's memory, whatever ``.data`` the program gives the tensor later. Where
     elements do not lie in order it is a copy, which is made when it is the call's turn: the call

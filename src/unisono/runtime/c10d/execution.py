@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 from torch.distributed import Work
@@ -40,8 +40,9 @@ _HELPER_STAYS_S = 1.0
 _AT_EXIT_AT_MOST_S = 10.0
 
 
+@final
 class Call:
-    """One call of this rank, which `steps` announces and carries out, meeting by meeting. Final.
+    """One call of this rank, which `steps` announces and carries out, meeting by meeting.
 
     `is_done` once the helper has finished it, well or not; `error` is its failure there.
     """
@@ -94,8 +95,9 @@ class _Turn(enum.Enum):
     HELPER = enum.auto()
 
 
+@final
 class Execution:
-    """The calls of one rank in a group, in their order. Final.
+    """The calls of one rank in a group, in their order.
 
     A mismatch ends a call on every rank, not the group. Calls that this rank made before the
     program learned of it are not run: other ranks may have learned of it at once and not made them.
@@ -337,9 +339,10 @@ class GroupWork(Work):
         return future
 
 
+@final
 @never_compiled
 class ReceiveWork(GroupWork):
-    """Of a receive: waiting for it takes the message. Final."""
+    """Of a receive: waiting for it takes the message."""
 
     def __init__(self, execution: Execution, messages: Messages, receive: Receive) -> None:
         super().__init__([receive.tensor], execution)

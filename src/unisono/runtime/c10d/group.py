@@ -6,7 +6,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch.autograd.profiler import record_function
@@ -67,9 +67,10 @@ def _refusals_are_told(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
+@final
 @never_compiled
 class Group(_ProcessGroup):  # type: ignore[misc]
-    """One rank's view of a group; `backend_name` is what the program asked for. Final."""
+    """One rank's view of a group; `backend_name` is what the program asked for."""
 
     backend_name = "unisono"
     _device_types = (torch.device("cpu"),)  # torch's Python code reads it

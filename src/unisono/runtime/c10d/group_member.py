@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import final
 
 from torch._C._distributed_c10d import Store
 
@@ -103,8 +104,9 @@ def _map(fd: int, layout: Layout) -> mmap.mmap:
         ) from error
 
 
+@final
 class GroupMember:
-    """What one rank holds of a group; `names` are global ranks. Collective. Final."""
+    """What one rank holds of a group; `names` are global ranks. Collective."""
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
         with shared_memory(store, rank, len(names), timeout_s) as self.region:

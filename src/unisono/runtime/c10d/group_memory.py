@@ -20,6 +20,7 @@ import mmap
 import os
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import final
 
 from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.meeting_point import MeetingSeat
@@ -88,8 +89,9 @@ class Layout:
         return range(start, start + self.heap_bytes)
 
 
+@final
 class GroupMemory:
-    """One rank's mapping of the group's memory; words are at offsets before the slots. Final."""
+    """One rank's mapping of the group's memory; words are at offsets before the slots."""
 
     def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
         self.layout = layout
@@ -116,8 +118,9 @@ def _whole_pages(num_bytes: int) -> int:
 _KEEP_PAGES_UP_TO_BYTES = 64 << 20
 
 
+@final
 class Blocks:
-    """The blocks of one heap, each of 2ⁿ bytes, for one thread at a time. Final."""
+    """The blocks of one heap, each of 2ⁿ bytes, for one thread at a time."""
 
     def __init__(self, mapping: mmap.mmap, heap: range) -> None:
         self._mapping, self._rest = mapping, heap

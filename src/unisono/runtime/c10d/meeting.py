@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from typing import final
 
 import torch
 
@@ -40,8 +41,9 @@ from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoi
 _TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)
 
 
+@final
 class Meeting(MeetingPoint):
-    """One rank's view of the meeting point. Final."""
+    """One rank's view of the meeting point."""
 
     def __init__(
         self, region: GroupMemory, rank: int, names: Sequence[int], timeout_s: float
@@ -200,8 +202,9 @@ Meetings = Generator[None, None, None]
 """What a collective is: it yields wherever everybody must come before it can go on."""
 
 
+@final
 class Board:
-    """One rank's view of everybody's slots. Final."""
+    """One rank's view of everybody's slots."""
 
     def __init__(self, region: GroupMemory, meeting: Meeting) -> None:
         self.meeting = meeting

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
@@ -80,8 +80,9 @@ class Receive:
         return f"{self.tensor.numel():,} {dtype_name(self.tensor.dtype)} elements"
 
 
+@final
 class Messages:
-    """One rank's sends and receives. Final."""
+    """One rank's sends and receives."""
 
     def __init__(self, region: GroupMemory, meeting: Meeting) -> None:
         self._region, self._meeting = region, meeting

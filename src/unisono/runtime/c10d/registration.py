@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, final
 
 from unisono.runtime.notices import say
 
@@ -36,8 +36,9 @@ def register() -> None:
         sys.meta_path.insert(0, _ImportHook())
 
 
+@final
 class _ImportHook(MetaPathFinder):
-    """Has the other finders find one module, once, and registers the backend in it. Final."""
+    """Has the other finders find one module, once, and registers the backend in it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, final
 
 from unisono.errors import CheckpointError, NotPlainFileError
 from unisono.runtime.checkpoint.sealed import CHUNK_BYTES, Sealed
@@ -48,12 +48,14 @@ Hash = Callable[[Any, Sequence[Data]], None]
 """Adds chunks, which must stay as they are, to a digest of hashlib."""
 
 
+@final
 class TooLargeError(CheckpointError):
-    """A file is larger than any model or run could need. Final."""
+    """A file is larger than any model or run could need."""
 
 
+@final
 class ForbiddenError(CheckpointError):
-    """A file may be whole, but this user may not read it. Final."""
+    """A file may be whole, but this user may not read it."""
 
 
 def write_folder(path: Path, contents: Mapping[str, Content]) -> None:

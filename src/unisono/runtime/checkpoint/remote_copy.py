@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from unisono.errors import CheckpointError, NotPlainFileError
 from unisono.runtime.checkpoint import folder as files
@@ -53,12 +53,14 @@ _FILE = re.compile(r"(?!owner\.json$|aside-)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _Stored = tuple[bytes, str]  # of a checkpoint: its commit file, and which loop ended with it
 
 
+@final
 class TakenError(Exception):
-    """Another job copies there now. Final."""
+    """Another job copies there now."""
 
 
+@final
 class Copy:
-    """A local folder and what is at the URL. Final."""
+    """A local folder and what is at the URL."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self._work, self._folder = work, Path(work["folder"])
@@ -328,8 +330,9 @@ def _read(path: Path) -> bytes:
         return file.read(_SMALL_BYTES)
 
 
+@final
 class RemoteFiles:
-    """The files below a URL, by their names there. Final."""
+    """The files below a URL, by their names there."""
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs

@@ -18,7 +18,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.remote import answer_path, masked, refusal
@@ -33,8 +33,9 @@ _NO_USE = (PermissionError, FileNotFoundError, NotImplementedError, ImportError,
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+@final
 class Keeper:
-    """Copies until the job has ended, and no longer than it may, whatever hangs. Final."""
+    """Copies until the job has ended, and no longer than it may, whatever hangs."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self._work, self._place = work, masked(work["url"])

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TypeVar, final
 
 from unisono.errors import CheckpointError, NotPlainFileError
 from unisono.runtime.checkpoint.folder import (
@@ -60,8 +60,9 @@ class CheckpointEntry:
     trouble: str  # why it cannot be used; empty where it is whole
 
 
+@final
 class RunDirectory:
-    """The checkpoints below ``directory/checkpoints``. Final.
+    """The checkpoints below ``directory/checkpoints``.
 
     All that are found lead to the present step: others are set aside when a run begins.
     """
@@ -232,16 +233,18 @@ _locks: weakref.WeakValueDictionary[FileId, DirectoryLock] = weakref.WeakValueDi
 _making = threading.Lock()
 
 
+@final
 class DirectoryLock:
-    """Holds a folder as long as it lives; only :func:`lock_directory` makes one. Final."""
+    """Holds a folder as long as it lives; only :func:`lock_directory` makes one."""
 
     def __init__(self, fd: int, file_id: FileId) -> None:
         self.file_id = file_id
         self.let_go = weakref.finalize(self, os.close, fd)
 
 
+@final
 class DirectoryLocks:
-    """The locks that a job holds on run directories, taken anew when those are replaced. Final.
+    """The locks that a job holds on run directories, taken anew when those are replaced.
 
     A directory that is removed or moved takes its lock with it, so another job could hold what is
     made under its name.

@@ -11,7 +11,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, final
 
 from unisono.runtime.procfs import NotThereError, open_memory
 
@@ -21,8 +21,9 @@ HeldAt = Sequence[Any]
 """Where a process holds bytes: its number, a descriptor, a name, how many; plain JSON."""
 
 
+@final
 class Sealed:
-    """Some bytes in a sealed memfd, which is this object's, of a name that no other has. Final."""
+    """Some bytes in a sealed memfd, which is this object's, of a name that no other has."""
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd, self._name = fd, name

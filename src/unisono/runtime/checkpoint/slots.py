@@ -39,7 +39,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, final
 
 from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.runtime.dtypes import ITEM_BYTES, ITEM_BYTES_IN_MEMORY
@@ -136,8 +136,9 @@ def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[D
     return files
 
 
+@final
 class _Blob:
-    """The description in a slot. Final."""
+    """The description in a slot."""
 
     def __init__(self, slot: memoryview | mmap.mmap, blob_at: int) -> None:
         view = memoryview(slot)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.folder import RUN_FILE
@@ -60,8 +60,9 @@ def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
     return Kept(places, slot, step, loop["directory"], loop["keep"]) if step else None
 
 
+@final
 class CheckpointWriter:
-    """Writes snapshots as checkpoints, one after the other. Final.
+    """Writes snapshots as checkpoints, one after the other.
 
     `say` tells troubles; `is_full`, for tests, whether the disk is full for the n-th checkpoint.
     `locks` are the directories that are this job's alone. `newest` says what was written last, with

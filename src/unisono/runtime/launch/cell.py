@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import final
 
 from unisono.runtime.notices import duration
 
@@ -36,8 +37,9 @@ def launcher_draws() -> bool:
     return PROGRESS_VARIABLE in os.environ
 
 
+@final
 class Observed:
-    """Shows, a few times a second, how far a run is. Final."""
+    """Shows, a few times a second, how far a run is."""
 
     every_s = 0.25
 
@@ -64,8 +66,9 @@ class Observed:
             self.show(state)
 
 
+@final
 class Cell:
-    """Draws states into the cell that is being executed: one line for each run. Final."""
+    """Draws states into the cell that is being executed: one line for each run."""
 
     def __init__(self) -> None:
         self._display_id = ""
@@ -139,8 +142,9 @@ class DisplayState:
         return "  ".join(words)
 
 
+@final
 class Count:
-    """Counts the steps of a run, and tells when to show them. Final."""
+    """Counts the steps of a run, and tells when to show them."""
 
     def __init__(self, every_s: float, clock: Clock) -> None:
         self._every_s, self._clock = every_s, clock

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import final
 
 from unisono.runtime.hangs.explanation import Hang, explain
 from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
@@ -65,8 +66,9 @@ class _Wait:
     usual_s: float | None
 
 
+@final
 class HangWatch:
-    """Watches the workers of one job for waits that are too long. Final."""
+    """Watches the workers of one job for waits that are too long."""
 
     def __init__(self, control: ControlBlock, folder: str, say: Callable[[str], None]) -> None:
         self._control, self._folder, self._say = control, folder, say

@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import final
 
 from unisono.runtime.checkpoint.slots import MARKS_BYTES, Places, used_bytes
 from unisono.runtime.procfs import create_memory
@@ -34,8 +35,9 @@ class _Shared:
     is_on_disk: bool = False
 
 
+@final
 class SharedMemories:
-    """The memfds of one job. Final."""
+    """The memfds of one job."""
 
     def __init__(self) -> None:
         self._by_key: dict[int, _Shared] = {}

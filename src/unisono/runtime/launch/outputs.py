@@ -19,7 +19,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator
-from typing import TextIO
+from typing import TextIO, final
 
 from unisono.runtime.launch.cell import Cell, DisplayState, in_notebook
 from unisono.runtime.workers.launcher_messages import ShowProgress
@@ -28,8 +28,9 @@ _PIPE_BYTES = 1 << 20  # what a pipe holds at most, with pages of 64 KiB
 _UNFINISHED_S = 0.1  # an unfinished line is shown after so long
 
 
+@final
 class LineBuffer:
-    """Splits the bytes of one stream into lines; what cannot be decoded becomes a mark. Final."""
+    """Splits the bytes of one stream into lines; what cannot be decoded becomes a mark."""
 
     def __init__(self, encoding: str) -> None:
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
@@ -58,8 +59,9 @@ class LineBuffer:
         return text
 
 
+@final
 class OutputStream:
-    """A stream of the caller's. Final.
+    """A stream of the caller's.
 
     Nothing that it raises ends a job: what workers print meanwhile is lost, which is reported once.
     """
@@ -97,8 +99,9 @@ class OutputStream:
             self._is_reported = True
 
 
+@final
 class Outputs:
-    """What one job's workers print; readable when :meth:`pump` has something to write. Final."""
+    """What one job's workers print; readable when :meth:`pump` has something to write."""
 
     def __init__(self) -> None:
         self._targets: list[OutputStream | None] = [

@@ -21,7 +21,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, final
 
 from cloudpickle import cloudpickle
 
@@ -29,8 +29,9 @@ _LARGE_BYTES = 1 << 20  # what is smaller is pickled
 _Cached = type(functools.cache(len))
 
 
+@final
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, with the additions; large buffers go into a list, if there is one. Final."""
+    """cloudpickle's, with the additions; large buffers go into a list, if there is one."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer] | None = None) -> None:
         def put(buffer: pickle.PickleBuffer) -> bool:

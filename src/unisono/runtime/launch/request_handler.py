@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.slots import Places
@@ -45,8 +45,9 @@ class Staff(Protocol):
         """End the job, which has nothing left to do."""
 
 
+@final
 class RequestHandler:
-    """Answers the workers of one job; a thread calls `wake` once something is written. Final."""
+    """Answers the workers of one job; a thread calls `wake` once something is written."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from unisono.runtime.hangs.whereabouts import RankNotes, notes_of
 from unisono.runtime.procfs import read_stat, read_text, thread_times
@@ -42,8 +42,9 @@ class Stalled(NamedTuple):
     how: str
 
 
+@final
 class StallWatch:
-    """Looks at a job's workers once a second. Final."""
+    """Looks at a job's workers once a second."""
 
     def __init__(self, control: ControlBlock, timeout_s: float) -> None:
         self._control = control

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from unisono.runtime.faults import Faults
 from unisono.runtime.timeouts import RENDEZVOUS
@@ -200,8 +200,9 @@ def _process_groups() -> Any:
 _SHOWN_AFTER_S = 1.0
 
 
+@final
 class ShownWait:
-    """A wait of the main thread that the launcher sees once it has lasted a second. Final."""
+    """A wait of the main thread that the launcher sees once it has lasted a second."""
 
     def __init__(self) -> None:
         self._is_shown = False

@@ -18,6 +18,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
+from typing import final
 
 from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.procfs import create_memory, started_at
@@ -92,7 +93,7 @@ _STEP, _TOLD = struct.Struct("q"), struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 
 
 class ControlBlock:
-    """The mapped control block; `fd` is below 0 for one that nobody shares. Final."""
+    """The mapped control block; `fd` is below 0 for one that nobody shares."""
 
     can_spin = True
 
@@ -225,8 +226,9 @@ _START_AGAIN = (
 )
 
 
+@final
 class Barrier(MeetingPoint):
-    """One worker's view of it; `look_around` marks who has died, where no launcher does. Final."""
+    """One worker's view of it; `look_around` marks who has died, where no launcher does."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from unisono import errors
 from unisono.runtime.notices import listed, say
@@ -40,9 +40,10 @@ _ERRORS: Mapping[str, Callable[..., errors.UnisonoError]] = {
 }
 
 
+@final
 @dataclass
 class Gathering:
-    """Ranks that gather values, once or several times. Final."""
+    """Ranks that gather values, once or several times."""
 
     store: Store  # torch's, with keys that nobody else uses
     rank: int  # this rank

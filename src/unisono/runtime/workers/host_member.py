@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from unisono.errors import MismatchError, PeerLostError, RendezvousError, UnisonoError
 from unisono.runtime.timeouts import MEETING, RENDEZVOUS
@@ -65,8 +65,9 @@ _LOOK_EVERY_S = 0.1
 _ATTEMPTS = 3
 
 
+@final
 class HostMember(LauncherLink):
-    """The end of a worker whose launcher is one of several, one on each host. Final."""
+    """The end of a worker whose launcher is one of several, one on each host."""
 
     # Its launcher knows of its own host alone.
     explains_waits = False
@@ -328,8 +329,9 @@ def _ended(rank: int, why: str) -> UnisonoError:
 _BACKLOG = 4096
 
 
+@final
 class Heartbeats:
-    """What one worker shows to the others, and sees of them. Final."""
+    """What one worker shows to the others, and sees of them."""
 
     def __init__(self, store: Store, rank: int, address: str) -> None:
         self._store, self._rank, self._address = store, rank, address

@@ -8,6 +8,7 @@ older view overwrites a newer one.
 from __future__ import annotations
 
 import ctypes
+from typing import final
 
 from unisono.runtime.workers.control_block import ControlBlock, RankLine
 from unisono.runtime.workers.host_links import HostLinks
@@ -19,8 +20,9 @@ _TOLD_BYTES = RankLine.num_waits.offset
 _SIZE_BYTES = 8
 
 
+@final
 class HostsControlBlock(ControlBlock):
-    """A control block of which other hosts see this worker's line. Final.
+    """A control block of which other hosts see this worker's line.
 
     `fd` is the memory of this host's workers; `are_replaced`: whether one that dies is.
     """

@@ -15,7 +15,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +37,9 @@ def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
         mapping.madvise(mmap.MADV_REMOVE, first, num_bytes)
 
 
+@final
 class Memory:
-    """A mapping, all zero at first. Final."""
+    """A mapping, all zero at first."""
 
     _fd: int | None = None
 

@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from unisono.errors import PeerLostError
 from unisono.runtime.procfs import NotThereError, host_name, network_name, started_at
@@ -184,8 +184,9 @@ def of_launcher(link: LauncherLink) -> Rendezvous:
     )
 
 
+@final
 class _Processes:
-    """The processes of a job's ranks, as each has told of its own. Final."""
+    """The processes of a job's ranks, as each has told of its own."""
 
     def __init__(self, rank: int, where: str) -> None:
         self._rank, self._where = rank, where

@@ -18,7 +18,7 @@ present replicated call again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import (
@@ -34,8 +34,9 @@ from unisono.runtime.workers.team import StepBrokenError, Team
 _INNER_LOOPS_AT_MOST = 1 << 32
 
 
+@final
 class ReplicatedCalls:
-    """One worker's way through the replicated calls. Final."""
+    """One worker's way through the replicated calls."""
 
     def __init__(self, team: Team) -> None:
         self.team = team

@@ -21,7 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, final
 
 from unisono.errors import UnisonoError
 from unisono.runtime.procfs import create_memory
@@ -116,8 +116,9 @@ class Supervisor(Protocol):
         return False
 
 
+@final
 class SingleProcess(Supervisor):
-    """A process that nobody started as a worker: nobody supervises it. Final."""
+    """A process that nobody started as a worker: nobody supervises it."""
 
     is_alone = hears_signals = True
 
