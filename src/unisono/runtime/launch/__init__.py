@@ -1,1 +1,1 @@
-"""Starting, watching and ending the workers of one host."""
+"""Starts, watches and ends the workers of one host."""

@@ -1,9 +1,9 @@
-"""Starting workers: ``launch(function, workers=4)`` and ``unisono run``.
+"""Start workers: ``launch(function, workers=4)`` and ``unisono run``.
 
-The workers are processes that a fork server makes. The function and what it returns travel with
-cloudpickle over a local socket, so functions of a script or a notebook cell may be launched too.
-Neither torch nor, before the first call, cloudpickle is loaded here. All workers are gone when
-:func:`run` or :func:`launch` returns.
+A fork server forks the workers. The function and what it returns are sent with cloudpickle over a
+local socket, so functions of a script or a notebook cell can be launched too. This module does not
+load torch, nor cloudpickle before the first call. All workers are gone when :func:`run` or
+:func:`launch` returns.
 """
 
 from __future__ import annotations
@@ -58,23 +58,22 @@ def launch(
     A worker computes what ``fn(*args)`` would compute here: it starts from the caller's random
     generator states, working directory, environment variables and ``sys.path``, and from torch's
     modes: default dtype, recording of gradients, deterministic algorithms, precision of float32
-    products, switches of cuDNN and oneDNN. Default devices and numbers of threads are each
-    worker's own. What it prints appears where the caller's own prints do, such as in a notebook's
-    cell.
+    products, switches of cuDNN and oneDNN. Default devices and numbers of threads are not copied. A
+    worker's output appears where the caller's does, such as in a notebook's cell.
 
     Args:
         fn: the function that every worker calls. cloudpickle must be able to pickle it, `args` and
             its result.
         workers: number of workers; by default one for each GPU that ``CUDA_VISIBLE_DEVICES`` shows,
-            or without GPUs one for each core, at most 8. Worker 0 takes the first GPU, and so on; a
+            or without GPUs one for each core, at most 8. Worker 0 gets the first GPU, and so on; a
             function that chooses its GPU itself calls ``torch.cuda.set_device(LOCAL_RANK)``.
         threads: threads of each worker; ``UNISONO_THREADS`` by default, else 1.
         restarts: how many workers may be lost within a minute while `fn` trains with Unisono: the
             others continue, and a replacement calls `fn` again and joins them.
         replace: whether lost workers are replaced. Otherwise the others continue without them, and
             their results are None.
-        stall_timeout_s: after how many seconds without progress a worker that others wait for is
-            killed and replaced; ``UNISONO_STALL_TIMEOUT`` by default, else 60.
+        stall_timeout_s: after how many seconds without progress Unisono
+            replaces a worker that others wait for; ``UNISONO_STALL_TIMEOUT`` by default, else 60.
         workers_per_gpu: how many workers share each GPU; ``UNISONO_WORKERS_PER_GPU`` by default,
             else 1.
         backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend
@@ -84,17 +83,18 @@ def launch(
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
         ValueError: there are too few GPUs for the workers.
         ValueError: `workers`, `workers_per_gpu`, `threads`, `restarts` or `stall_timeout_s` is too
-            small, or `workers` beyond all reason.
-        TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
+            small, or `workers` is far too large.
+        TypeError: `fn` cannot be called, or a value, which is named, cannot be pickled, or cannot
             be unpickled here.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
         KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
             `directory`, a checkpoint is written first.
-        SystemExit: likewise SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2, unless the program handles them.
+        SystemExit: the same for SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2, unless the program handles
+            them.
     """
-    # IPython and pytest then show the caller's line, and not this function's.
+    # IPython and pytest then show the caller's line instead of this function's.
     __tracebackhide__ = True
     if workers is not None:
         workers = check_whole("workers", workers, at_least=1)
@@ -142,8 +142,8 @@ def launch(
 
 
 def run(job: Job) -> int:
-    """Run a script or module on workers and return the exit status of it all."""
-    adopt_orphans()  # of the server, too, should it be killed
+    """Run a script or module on workers and return the exit status of the job."""
+    adopt_orphans()  # those of the server too, if it is killed
     with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(job.environ)
         try:
@@ -169,7 +169,7 @@ def _supervised(job: Job) -> JobResult:
             server.kill()
             raise
         if ended.server_is_usable:
-            server.kill_all_below()  # what workers have left behind
+            server.kill_all_below()  # what workers left running
             server_pool().give_back(server)
         else:
             server.kill()
@@ -177,7 +177,7 @@ def _supervised(job: Job) -> JobResult:
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
-    """Return what to raise, and from what."""
+    """Return the exception to raise, and its cause."""
     cause = state.cause
     assert cause is not None
     worker_error = WorkerError(
@@ -187,7 +187,7 @@ def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | No
         remote_traceback=name_cells(cause.said.traceback),
     )
     original = unpack_exception(cause.said.payload) if cause.said.payload else None
-    # A SystemExit of a worker must not end the caller.
+    # A worker's SystemExit must not end the caller.
     return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
 
 

@@ -1,10 +1,10 @@
-"""How does a call get to the workers, and its results back? As pickled values, with their source.
+"""How are a call and its results sent? As pickled values, together with their source lines.
 
-The lines of notebooks' cells travel too: they are in no file, and tracebacks should show them.
+The source lines of notebook cells are included: they are in no file, and tracebacks show them.
 
-Generators continue from the caller's states, that of each GPU from the caller's current one, or, if
-there is none (a script, or a library that the caller had not loaded), from one fresh seed. Modes
-are taken along if they change what is computed and belong to no device.
+Generators continue from the caller's states; on each GPU from the state of the caller's current
+GPU. Where the caller has no state (a script, or a library that is not loaded) they start from one
+fresh seed. Modes are copied if they affect results and do not belong to a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unisono.runtime.world import WORKERS_PER_GPU_VARIABLE
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, tuple[Any, ...]]:
-    """Pickle a call, the caller's state beside it, and put large buffers beside that, uncopied."""
+    """Pickle a call with the caller's state; return large buffers separately, without a copy."""
     from unisono.runtime.launch.pickling import Pickler
 
     if not callable(fn):
@@ -65,7 +65,7 @@ def pack_result(result: Any) -> bytes:
 
 
 def _culprit(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Name the first part of a call that cannot be pickled."""
+    """Return a name for the first part of a call that cannot be pickled."""
     from unisono.runtime.launch.pickling import dumps
 
     names = [f"function `{name_of(fn)}`", *(f"argument {i}" for i in range(1, len(args) + 1))]
@@ -82,7 +82,7 @@ def unpack_result(packed: bytes, rank: int) -> Any:
     """Unpickle what :func:`pack_result` packed on worker `rank`; None if there is nothing."""
     from unisono.runtime.launch.pickling import load
 
-    if not packed:  # it left by `sys.exit(0)`
+    if not packed:  # it ended with `sys.exit(0)`
         return None
     try:
         return load(packed)
@@ -94,13 +94,13 @@ def unpack_result(packed: bytes, rank: int) -> Any:
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Return the name of what is called, for messages; for an object, that of its class."""
+    """Return a function's name for messages; for a callable object, that of its class."""
     kind = type(fn)
     return str(getattr(fn, "__qualname__", f"{kind.__module__}.{kind.__qualname__}"))
 
 
 def sources_without_files() -> dict[str, list[str]]:
-    """Return the lines of source that Python knows and that are in no file: notebooks' cells."""
+    """Return the source lines that Python knows and that are in no file: notebook cells."""
     return {
         name: entry[2]
         for name, entry in list(linecache.cache.items())
@@ -109,17 +109,17 @@ def sources_without_files() -> dict[str, list[str]]:
 
 
 def know_sources(sources: dict[str, list[str]]) -> None:
-    """Have tracebacks and :mod:`inspect` find these lines, in a worker."""
+    """Register source lines for tracebacks and :mod:`inspect`, in a worker."""
     for name, lines in sources.items():
-        # Without a time of change it is never compared with a file.
+        # Without a modification time, linecache never compares it with a file.
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
-# What reads a mode, and what sets it in the torch that is given first.
+# Functions that read a mode; each value sets the mode in the torch module that it is passed.
 _FUNCTIONS: dict[str, Callable[[Any, Any], object]] = {
     "get_default_dtype": lambda torch, dtype: torch.set_default_dtype(dtype),
     "is_grad_enabled": lambda torch, is_enabled: torch.set_grad_enabled(is_enabled),
-    # 1: others warn, 2: others are refused. This setter tells the compiler, too.
+    # 1: warn about other operations, 2: reject them. This setter updates the compiler as well.
     "get_deterministic_debug_mode": lambda torch, mode: torch.use_deterministic_algorithms(
         mode > 0, warn_only=mode == 1
     ),
@@ -131,7 +131,7 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], object]] = {
     ),
     "get_float32_matmul_precision": lambda torch, name: torch.set_float32_matmul_precision(name),
 }
-_FLUSH = "set_flush_denormal"  # which torch has nothing to read by
+_FLUSH = "set_flush_denormal"  # torch has no function that reads it
 # A switch that others follow comes before them.
 _SWITCHES = (
     "backends.cudnn.enabled",
@@ -151,7 +151,7 @@ _SWITCHES = (
 
 
 def generator_states() -> dict[str, Any]:
-    """Take the states of the generators that are loaded here; loads none."""
+    """Return the states of the generators whose libraries are loaded; loads none."""
     states: dict[str, Any] = {}
     if "random" in sys.modules:
         states["random"] = sys.modules["random"].getstate()
@@ -166,7 +166,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def start_generators(states: dict[str, Any], seed: int) -> None:
-    """Set every generator to its state in `states`, or from `seed` where there is none."""
+    """Set each generator to its state in `states`, or seed it from `seed` if there is none."""
     import random
 
     import numpy as np
@@ -182,7 +182,7 @@ def start_generators(states: dict[str, Any], seed: int) -> None:
     if "torch" in states:
         torch.set_rng_state(_as_tensor(states["torch"]))
         seed = torch.initial_seed()
-    # On every GPU, once it is used; none begins to be used here. A worker has one of them.
+    # For every GPU, applied on first use; no GPU is initialized here. A worker uses one of them.
     if WORKERS_PER_GPU_VARIABLE in os.environ:
         if "cuda" not in states:
             torch.cuda.manual_seed_all(seed)  # as `torch.manual_seed` would have in the caller
@@ -197,7 +197,7 @@ def _as_tensor(state: bytes) -> Any:
 
 
 def caller_modes() -> dict[str, Any]:
-    """Read the modes of this process; nothing where torch is not loaded."""
+    """Return the modes of this process; empty if torch is not loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):
         return {}
@@ -209,7 +209,7 @@ def caller_modes() -> dict[str, Any]:
 
 
 def set_modes(modes: dict[str, Any]) -> None:
-    """Have torch compute in `modes`; those that are so already are left alone."""
+    """Set torch's modes; leave those alone that have the right value already."""
     import torch
 
     for name, mode in modes.items():
@@ -226,7 +226,7 @@ def set_modes(modes: dict[str, Any]) -> None:
 
 
 def _read(torch: Any, name: str) -> Any:
-    """Read a mode; None where torch does not know it, or refuses to say it by an old name."""
+    """Return a mode; None if torch does not know it, or does not report it by an old name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,12 +1,12 @@
-"""Shows a run in a notebook: one line in the cell, redrawn in place.
+"""Show a run in a notebook: one line in the cell, redrawn in place.
 
     in the kernel itself:   Trainer ──► Observed ──► Cell
     on workers:             Trainer ──► Observed ──► a message to the launcher ──► Cell
 
-A cell keeps every line that is printed, so the bar is a display that is updated: a saved notebook
-holds its last state alone.
+A cell keeps every printed line, so the bar is an updated display: a saved notebook contains only
+its last state.
 
-How far a run is, for all displays.
+`DisplayState` and `Count` serve all displays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import final
 
 from unisono.runtime.notices import duration
 
-# Set in the environment of workers whose launcher draws how far they are.
+# Set in the environment of workers whose launcher draws their progress.
 PROGRESS_VARIABLE = "UNISONO_PROGRESS"
 
 
@@ -39,7 +39,7 @@ def launcher_draws() -> bool:
 
 @final
 class Observed:
-    """Shows, a few times a second, how far a run is."""
+    """Shows the progress of a run, a few times a second."""
 
     every_s = 0.25
 
@@ -48,7 +48,7 @@ class Observed:
         self._shown: DisplayState | None = None
 
     def show(self, state: DisplayState) -> None:
-        """See :class:`unisono.training.callbacks.progress.Display`."""
+        """Draw a state unless it is drawn already."""
         if state != self._shown:
             self._shown = state
             self._draw(state)
@@ -56,27 +56,27 @@ class Observed:
     start = show
 
     def say(self, line: str) -> None:
-        """See :class:`unisono.training.callbacks.progress.Display`."""
+        """Print a line."""
         print(line, flush=True)
 
     def stop(self, state: DisplayState) -> None:
-        """See :class:`unisono.training.callbacks.progress.Display`."""
-        # A worker that stops before the end may only have lost the lead; then another goes on.
+        """Draw the last state if the run is over."""
+        # A worker that stops earlier may only have lost leadership to another worker.
         if state.is_over:
             self.show(state)
 
 
 @final
 class Cell:
-    """Draws states into the cell that is being executed: one line for each run."""
+    """Draws states into the cell that is being executed: one line per run."""
 
     def __init__(self) -> None:
         self._display_id = ""
         self._drawn: DisplayState | None = None
 
     def draw(self, state: DisplayState) -> None:
-        """Draw `state` over the one before it; another run gets another line."""
-        # Another run, and not another worker's display of the same one.
+        """Draw `state` over the previous one; a different run gets a new line."""
+        # A different run, not another worker's display of the same run.
         before = self._drawn
         is_new = (
             before is None or before.is_over or (not state.steps and state.total != before.total)
@@ -86,7 +86,7 @@ class Cell:
         elif state.steps == 0:
             # A replacement does not know yet how far the others are.
             return
-        # Not a dependency: it is there where `in_notebook` says so.
+        # Not a dependency: installed wherever `in_notebook` returns True.
         importlib.import_module("IPython.display").display(
             {"text/plain": str(state)}, raw=True, display_id=self._display_id, update=not is_new
         )
@@ -95,22 +95,22 @@ class Cell:
 
 _BAR_WIDTH = 30
 
-_FIRST_S = 10.0  # at most, until a run is shown for the first time
+_FIRST_S = 10.0  # at most, before a run is drawn for the first time
 
-# Seconds of a clock that never goes back.
+# Returns the seconds of a monotonic clock.
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class DisplayState:
-    """How far a run is."""
+    """The progress of a run."""
 
-    done: int  # steps of the whole run
-    total: int  # steps that it will have
-    seconds: float = 0.0  # since it began here, in seconds
+    done: int  # completed steps of the whole run
+    total: int  # steps of the whole run
+    seconds: float = 0.0  # since the run began in this process
     steps: int = 0  # steps since then
     samples: int = 0  # samples since then
-    epoch: int | None = None  # of the newest step, counted from 0; None before the first
+    epoch: int | None = None  # of the newest step, from 0; None before the first step
     loss: float = math.nan  # of the newest step
 
     @property
@@ -120,14 +120,14 @@ class DisplayState:
 
     @property
     def epoch_and_loss(self) -> tuple[str, str]:
-        """The newest step's, in words."""
+        """Epoch and loss of the newest step, as text."""
         return f"epoch {(self.epoch or 0) + 1}", f"loss {self.loss:.4f}"
 
     def __str__(self) -> str:
         return self.line(_BAR_WIDTH)
 
     def line(self, bar_width: int) -> str:
-        """Say it in one line, with a bar of so many letters."""
+        """Format the progress as one line, with a bar of `bar_width` characters."""
         share = self.done / self.total if self.total else 1.0
         full = min(bar_width, int(bar_width * share))
         words = ["━" * full + "─" * (bar_width - full), f"{self.done:,}/{self.total:,} steps"]
@@ -144,7 +144,7 @@ class DisplayState:
 
 @final
 class Count:
-    """Counts the steps of a run, and tells when to show them."""
+    """Counts the steps of a run, and decides when to show them."""
 
     def __init__(self, every_s: float, clock: Clock) -> None:
         self._every_s, self._clock = every_s, clock
@@ -152,14 +152,14 @@ class Count:
         self.state = DisplayState(0, 0)
 
     def start(self, done: int, total: int) -> DisplayState:
-        """Begin at step `done` of `total`."""
+        """Start at step `done` of `total`."""
         self._started_at = self._clock()
         self._shown_at = self._started_at + min(_FIRST_S - self._every_s, 0.0)
         self.state = DisplayState(done, total)
         return self.state
 
     def step(self, epoch: int, loss: float, num_samples: int) -> DisplayState | None:
-        """Count one step; give how far the run is if it is time to show that."""
+        """Count one step; return the progress if it is time to show it, else None."""
         now, last = self._clock(), self.state
         counts = last.steps + 1, last.samples + num_samples
         seconds = now - self._started_at

@@ -1,7 +1,7 @@
-"""Brings an exception from a worker to the caller of ``launch``.
+"""Transfer an exception from a worker to the caller of ``launch``.
 
-It travels as the text that Python would have printed, without the frames that started the program,
-and, if it can be pickled, as itself. Loads no torch: a launcher imports this.
+It is sent as the text that Python would have printed, without the frames that started the program,
+and also as the exception itself if it can be pickled. Never loads torch: launchers import this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.errors import PeerLostError
 from unisono.runtime.notices import plural
 
 _OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
-# What gloo, NCCL and the store say when the other side of a connection has ended.
+# What gloo, NCCL and the store report when the other end of a connection is gone.
 _DISCONNECTED = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -38,7 +38,7 @@ _NATIVE_STACK = re.compile(
 _NATIVE_VARIABLE = "TORCH_SHOW_CPP_STACKTRACES"
 TRACEBACK_VARIABLE = "UNISONO_TRACEBACK"
 _PACKAGE = re.escape(str(Path(__file__).resolve().parents[2]))
-# Frames of Unisono that follow each other, with the lines of source below each.
+# Consecutive frames of Unisono, with the source lines below each.
 _OWN_FRAMES = re.compile(
     rf'(?:^(?P<indent>[ |]*)File "{_PACKAGE}/(?!recipes/)[^"\n]+", line \d+[^\n]*\n'
     r"(?:(?P=indent)(?:  |\[Previous line)[^\n]*\n)*)+",
@@ -47,7 +47,7 @@ _OWN_FRAMES = re.compile(
 
 
 def traceback_text(error: BaseException) -> str:
-    """Format `error` as Python would print it, had it run the program itself."""
+    """Format `error` as Python would print it if it had run the program itself."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next  # all of them, if the program never began
@@ -56,7 +56,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def summary_line(error: BaseException) -> str:
-    """Describe `error`, and what a group of them holds, in one line, without notes of its place."""
+    """Describe `error`, and the members of a group, in one line, without notes of its place."""
     told = traceback.TracebackException(type(error), error, None)
     told.__notes__ = None
     line = list(told.format_exception_only())[-1].strip()
@@ -65,14 +65,14 @@ def summary_line(error: BaseException) -> str:
 
 
 def _singles(error: BaseException) -> list[BaseException]:
-    """Return the exceptions of a group, and of groups in it; of a single one, none."""
+    """Return the exceptions of a group and its subgroups; empty for a single exception."""
     if not isinstance(error, BaseExceptionGroup):
         return []
     return [single for one in error.exceptions for single in _singles(one) or [one]]
 
 
 def without_own_frames(text: str) -> str:
-    """Fold Unisono's frames, unless they were asked for or there are no others."""
+    """Fold Unisono's frames, unless they are requested or there are no others."""
 
     def fold(match: re.Match[str]) -> str:
         count = len(_FRAME.findall(match[0]))
@@ -87,7 +87,7 @@ def without_own_frames(text: str) -> str:
 
 
 def without_native_frames(text: str) -> str:
-    """Fold stacks of C++, which torch puts before Python's own, unless they were asked for."""
+    """Fold C++ stacks, which torch puts before Python's own, unless they are requested."""
 
     def fold(match: re.Match[str]) -> str:
         count = match[0].count("frame #")
@@ -98,17 +98,17 @@ def without_native_frames(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Leave out the end of a very long text."""
+    """Cut off the end of a very long text."""
     return text if len(text) <= _READ_AT_MOST else f"{text[:_READ_AT_MOST]} …"
 
 
 def lost_peer(error: BaseException) -> int | None:
-    """Return the worker that was gone, if another failed only because of that."""
+    """Return the lost worker, if the error is only a consequence of that loss; else None."""
     return next((e.rank for e in _chain(error) if isinstance(e, PeerLostError)), None)
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Return whether torch says only that some other rank is gone, not which or why."""
+    """Return whether torch reports only that some rank is gone, not which one or why."""
     return any(
         isinstance(e, RuntimeError) and any(words in str(e) for words in _DISCONNECTED)
         for e in _chain(error)
@@ -116,7 +116,7 @@ def is_disconnect(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, what it was raised from or while handling, and so on; of groups, all."""
+    """Yield an exception, the members of groups, its cause or context, and so on."""
     while error is not None:
         yield error
         yield from _singles(error)
@@ -131,7 +131,7 @@ def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def pack_exception(error: BaseException) -> bytes:
-    """Pickle `error`; return nothing if it would not come out again as it went in."""
+    """Pickle `error`; return nothing if it would not unpickle to the same type."""
     from unisono.runtime.launch.pickling import dumps
 
     for candidate in (error, (type(error), error.args, error.__dict__)):
@@ -146,7 +146,7 @@ def pack_exception(error: BaseException) -> bytes:
 
 
 def unpack_exception(packed: bytes) -> BaseException | None:
-    """Unpickle what :func:`pack_exception` packed; None if that cannot be done here."""
+    """Unpickle the result of :func:`pack_exception`; None if that is not possible here."""
     from unisono.runtime.launch.pickling import load
 
     try:
@@ -155,7 +155,7 @@ def unpack_exception(packed: bytes) -> BaseException | None:
         # The class may need a module that only the workers can import.
         return None
     if isinstance(unpacked, tuple):
-        # A class whose __init__ takes other arguments cannot be unpickled, but its parts can.
+        # A class with a different __init__ cannot be unpickled, but its parts can.
         cls, arguments, attributes = unpacked
         unpacked = cls.__new__(cls, *arguments)
         unpacked.__dict__.update(attributes)
@@ -163,7 +163,7 @@ def unpack_exception(packed: bytes) -> BaseException | None:
 
 
 def name_cells(text: str) -> str:
-    """Write ``Cell In[3], line 2`` for the file names of a notebook's cells, as IPython does."""
+    """Replace file names of notebook cells by ``Cell In[3], line 2``, as IPython does."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)

@@ -1,16 +1,16 @@
-"""The fork server: who starts workers in milliseconds? A process that has loaded torch and waits.
+"""How do workers start in milliseconds? A fork server that has loaded torch forks them.
 
     launcher ──ToServer──► server ──fork──► workers
              ◄─FromServer─
 
-Invariant: one thread, so that forking is safe; no worker outlives it and it does not outlive its
-launcher (the kernel sees to both, with parent-death signals; and it sees the end of the channel).
-Nor does what a worker has started: the server adopts what workers leave behind. A signal wakes it
-when its launcher ends, even while it is stopped, and it takes everything below it along.
+Invariants: the server has one thread, so forking is safe. No worker outlives the server, and the
+server does not outlive its launcher: the kernel ensures both with parent-death signals, and the
+server also sees its channel close. A signal wakes it when its launcher ends, even if it is stopped.
+The server adopts processes that workers leave behind, and kills everything below it when it ends.
 
-The launcher keeps a server for the next job of the same thread, with which the kernel ends it, as
-loading torch is the dear part. A job that finds none idle, or one whose environment no longer fits,
-starts another.
+Loading torch is the slow part, so the launcher keeps a server for the next job of the same thread;
+the kernel ends the server with that thread. A job starts a new server if none is idle, or if its
+environment no longer fits.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ _READ_AT_LOAD = (
     *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_"),
     *("TORCH", "PYTORCH_", "ATEN_", "CUDA_", "LD_", "PYTHON"),
 )
-# torch sets this itself in whoever makes an optimizer, and reads it whenever it compiles.
+# torch sets this itself in a process that creates an optimizer, and reads it before compiling.
 _FOLLOWED = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
-# One thread in the server: OpenBLAS starts its threads when loaded, and forking wants one thread.
-# Workers choose their number with torch.set_num_threads. NVML, unlike CUDA, survives a fork.
+# The server must have one thread to fork safely, but OpenBLAS starts threads when it is loaded.
+# Workers set their number of threads with torch.set_num_threads. NVML, unlike CUDA, survives a
+# fork.
 _OVERRIDES = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -58,7 +59,7 @@ _OVERRIDES = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 _SEEN_WITHIN_S = 0.2
-# The working folder must not shadow modules while torch loads; workers get a sys.path of their own.
+# The working directory must not shadow modules while torch loads; workers set their own sys.path.
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
@@ -68,7 +69,7 @@ _START = (
 
 @dataclass(eq=False)
 class ForkServer:
-    """A running server. Final; made by :meth:`start`."""
+    """A running server; created by :meth:`start`."""
 
     _process: subprocess.Popen[bytes]
     channel: Channel
@@ -76,7 +77,7 @@ class ForkServer:
 
     @classmethod
     def start(cls, environ: Mapping[str, str]) -> ForkServer:
-        """Start a server; returns at once, while it still loads torch."""
+        """Start a server; return at once, while it still loads torch."""
         ours, theirs = Channel.pair()
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         package_folder = str(Path(__file__).resolve().parents[3])
@@ -95,29 +96,29 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The server's PID."""
         return self._process.pid
 
     def signal(self, ranks: Sequence[int], signum: int) -> None:
-        """Send `signum` to those of `ranks` that still run; a dead server has none."""
+        """Send `signum` to those of `ranks` that are still running; ignore a dead server."""
         with suppress(ConnectionError):
             self.channel.send(messages.SignalWorkers(tuple(ranks), signum))
 
     def fits(self, environ: Mapping[str, str]) -> bool:
-        """Return whether this server lives and loaded its libraries with what `environ` says."""
+        """Return whether this server is alive and loaded its libraries with these variables."""
         return self._process.poll() is None and self._environ == read_at_load(environ)
 
     def wait(self) -> int:
-        """Wait for the server's end and return its exit status."""
+        """Wait for the server to end and return its exit status."""
         return self._process.wait()
 
     def kill_all_below(self) -> None:
-        """End every worker at once, and whatever workers have started."""
-        if self._process.poll() is None:  # else its number may be another's by now
+        """Kill every worker, and all processes that workers have started."""
+        if self._process.poll() is None:  # else its PID may belong to another process by now
             kill_below(self.pid)
 
     def kill(self) -> None:
-        """End the server and all below it at once."""
+        """Kill the server and all processes below it."""
         self.kill_all_below()
         self._process.kill()
         self._process.wait()
@@ -125,7 +126,7 @@ class ForkServer:
 
 
 def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:
-    """Pick the variables that libraries read only when they are loaded."""
+    """Return the variables that libraries read only when they are loaded."""
     return {
         name: value
         for name, value in environ.items()
@@ -134,16 +135,16 @@ def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ServerPool:
-    """The idle servers of this process. Final; use :func:`server_pool`."""
+    """The idle servers of this process; use :func:`server_pool`."""
 
     def __init__(self) -> None:
-        self._idle: dict[int, ForkServer] = {}  # by the thread that has started it
+        self._idle: dict[int, ForkServer] = {}  # by the thread that started it
         self._lock = threading.Lock()
         self._owner_pid = os.getpid()
         atexit.register(self.close)
 
     def borrow(self, environ: Mapping[str, str]) -> ForkServer:
-        """Take this thread's idle server or start one; those that do not fit `environ` end."""
+        """Return this thread's idle server or start one; end servers that do not fit `environ`."""
         with self._lock:
             for thread, server in list(self._idle.items()):
                 if not server.fits(environ):
@@ -157,7 +158,7 @@ class ServerPool:
             self._idle[threading.get_native_id()] = server
 
     def close(self) -> None:
-        """End all idle servers. A fork of this process has none of its own to end."""
+        """End all idle servers. A fork of this process has no servers to end."""
         if os.getpid() != self._owner_pid:
             return
         with self._lock:
@@ -166,7 +167,7 @@ class ServerPool:
 
 
 def server_pool() -> ServerPool:
-    """Return the pool of this process; a fork of it does not talk to its servers."""
+    """Return the pool of this process; a fork gets a pool without servers."""
     return per_process(ServerPool)
 
 
@@ -181,9 +182,9 @@ def main(channel_fd: int, launcher_pid: int, launcher_thread: int) -> NoReturn:
     """Load torch, then serve until the launcher is gone."""
 
     def look(signum: int, frame: FrameType | None) -> None:
-        """End with the launcher; a shell that continues a job sends the same signal."""
+        """End if the launcher has ended; a shell that continues a job sends the same signal."""
         until_s = time.monotonic() + _SEEN_WITHIN_S
-        while time.monotonic() < until_s:  # the kernel sends it while the thread is about to end
+        while time.monotonic() < until_s:  # the kernel may send it before the thread has ended
             if os.getppid() != launcher_pid or thread_has_ended(launcher_pid, launcher_thread):
                 _end_all()
             time.sleep(0.01)
@@ -192,12 +193,12 @@ def main(channel_fd: int, launcher_pid: int, launcher_thread: int) -> NoReturn:
     signal.signal(signal.SIGCONT, look)
     if not die_with(launcher_pid, signal.SIGCONT):
         os._exit(0)
-    ignores_hangups = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
+    ignores_hangups = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # because of nohup
     for signum in ENDING_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    if not ignores_hangups:  # which workers tell by it
+    if not ignores_hangups:  # workers check this
         signal.signal(signal.SIGHUP, lambda signum, frame: None)
-    # Held back by the launcher since before this process began.
+    # The launcher has blocked them since before this process began.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     channel = Channel.from_fd(channel_fd)
     load()
@@ -210,21 +211,21 @@ def _end_all() -> NoReturn:
 
 
 def load() -> None:
-    """Load what every script needs, so that forks of this process begin and end at once."""
-    # What is imported stays; looking for garbage in it meanwhile is a fifth of the start-up.
+    """Import what every script needs, so that forks start and end quickly."""
+    # Imported objects stay; searching them for garbage would take a fifth of the start-up time.
     gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)
-    # torch takes its operators back at the end, one by one: 55 ms of each worker, for nobody.
+    # torch would unregister its operators one by one at exit: 55 ms per worker, without any use.
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
-    # Frozen objects are not visited by the workers' collector, so their pages stay shared.
+    # The workers' collector does not visit frozen objects, so their pages stay shared.
     gc.freeze()
     gc.enable()
 
 
 class _Server:
-    """The loop: requests from the launcher, deaths of the children."""
+    """The event loop: requests from the launcher, and deaths of children."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -274,23 +275,23 @@ class _Server:
             os.close(fd)
 
     def _let_go_of_all(self) -> None:
-        """Close what is the server's, in a fork of it."""
+        """Close the server's descriptors in a fork of it."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
         for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
             owned.close()
-        # Those of later ranks, whose requests came while torch was loading.
+        # Those of later ranks, whose requests arrived while torch was loading.
         for message in self._waiting:
             for fd in getattr(message, "fds", ()):
                 os.close(fd)
 
     def _reap(self) -> None:
-        with suppress(ChildProcessError):  # there is none
+        with suppress(ChildProcessError):  # there are no children
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                # Else it is what a worker has left behind.
+                # Otherwise it is a process that a worker left behind.
                 if (rank := self._rank_of_pid.pop(pid, None)) is not None:
                     exit_code = os.waitstatus_to_exitcode(status)
                     if exit_code:  # its replacement may need what they hold
@@ -301,5 +302,5 @@ class _Server:
         try:
             self._channel.send(message)
         except ConnectionError:
-            # The launcher is gone; the next turn of the loop sees it and ends everything.
+            # The launcher is gone; the loop ends everything in its next iteration.
             self._channel.at_end = True

@@ -1,10 +1,10 @@
-"""Does somebody wait for too long, and what is to be said of it? Looks twice a second.
+"""Is a wait too long, and how is it explained? Checks twice a second.
 
-    control block, /proc ──► who waits, and for how long ──► long enough? ──► a thread looks at all
-                                                                              processes (`hangs`)
-    the user ◄── one message ◄── is it still the same wait? ◄──────────────────┘
+    control block, /proc ──► who waits, and for how long ──► too long? ──► a thread inspects all
+                                                                           processes (`hangs`)
+    the user ◄── one message ◄── is it still the same wait? ◄──────────────┘
 
-It ends nobody: that is for ``stall_watch``. Nothing here waits for a worker, nor for a disk.
+It never ends a worker: that is the task of ``stall_watch``. It never waits for a worker or a disk.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from unisono.runtime.workers.control_block import ControlBlock
 LOOK_EVERY_S = 0.5
 _WHILE_LOOKING_S = 0.05
 _SHOWN_AFTER_S = 1.0  # as workers.waiting
-_QUIET_BELOW = 0.01  # of the time between two looks
+_QUIET_BELOW = 0.01  # of the time between two checks
 _ANSWER_WITHIN_S = 6.0
 _LEAST_S, _FACTOR, _REMEMBERED = 3.0, 10.0, 101
 
 
 def long_s(durations: Collection[float]) -> float:
-    """Say from when on something takes long, in seconds, given how long it has taken before."""
+    """Return the seconds after which something takes too long, from its previous durations."""
     return max(_LEAST_S, _FACTOR * statistics.median(durations or [0.0]))
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Who is there."""
+    """The workers of a job at one moment."""
 
-    pids: Mapping[int, int]  # of the workers that have not come to their end, by rank
+    pids: Mapping[int, int]  # of the workers whose program has not ended, by rank
     members: Collection[int]  # the ranks that compute together
-    ended: tuple[int, ...] = ()  # ranks whose process has ended, and that nobody replaces
+    ended: tuple[int, ...] = ()  # ranks whose process has ended and is not replaced
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A rank as it was seen last: what it does, and since when."""
+    """The last observation of a rank: what it does, and since when."""
 
     mark: tuple[object, ...]
     since_s: float
@@ -58,7 +58,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """The longest wait under way."""
+    """The longest current wait."""
 
     key: tuple[object, ...]
     waited_s: float
@@ -73,7 +73,7 @@ class HangWatch:
     def __init__(self, control: ControlBlock, folder: str, say: Callable[[str], None]) -> None:
         self._control, self._folder, self._say = control, folder, say
         self._seen: dict[int, _Seen] = {}
-        # How long the newest steps took, in seconds, and times in which ranks stood still.
+        # The seconds that recent steps took, and recent pauses of ranks without processor time.
         self._steps, self._quiets = (deque[float](maxlen=_REMEMBERED) for _ in range(2))
         self._step: tuple[int, float] | None = None
         self._said_at_s = 0.0  # how long the wait had lasted at the last message
@@ -84,22 +84,22 @@ class HangWatch:
 
     @property
     def due_s(self) -> float:
-        """When to :meth:`look` next, in the time of ``time.monotonic``."""
+        """When to call :meth:`look` next, as a ``time.monotonic`` value."""
         return self._looked_at_s + (_WHILE_LOOKING_S if self._answer else LOOK_EVERY_S)
 
     def look(self, scene: Scene) -> None:
-        """Look, if it is time, and say what there is to say. Never raises."""
+        """Check the workers if it is time, and report long waits. Never raises."""
         now_s = time.monotonic()
         if now_s < self.due_s or self._has_failed:
             return
         try:
             self._look(scene, now_s)
-        except Exception as error:  # advice ends no run
+        except Exception as error:  # an explanation must not end a run
             self._has_failed = True
             self._say(f"waits cannot be explained any more: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Wait for a look under way, which ends by itself."""
+        """Wait until a running explanation has ended."""
         if self._answer is not None:
             self._answer.join(_ANSWER_WITHIN_S)
 
@@ -107,7 +107,7 @@ class HangWatch:
         slept_s = now_s - self._looked_at_s - LOOK_EVERY_S
         self._looked_at_s = now_s
         if slept_s > LOOK_EVERY_S:
-            self._seen.clear()  # the launcher itself stood still, and maybe the machine
+            self._seen.clear()  # the launcher itself was paused, and perhaps the machine
             self._step = None
         notes = notes_of(self._control, [r for r in scene.members if r in scene.pids])
         self._note_step(notes, now_s)
@@ -129,12 +129,12 @@ class HangWatch:
                 self._say(f"{answer.text}\n  {again}")
 
     def _note_step(self, notes: Mapping[int, RankNotes], now_s: float) -> None:
-        """Note how long steps take: those between two looks, on average."""
+        """Record how long steps take, averaged between two checks."""
         begun = max((self._control.lines[rank].begun for rank in notes), default=0)
         if not begun:
             self._step = None
             return
-        # At the last look nobody had begun, so what is done since has taken no longer.
+        # No step had begun at the last check, so finished steps have taken no longer.
         before, since_s = self._step or (1, now_s - LOOK_EVERY_S)
         if begun > before:
             self._steps.append((now_s - since_s) / (begun - before))
@@ -142,7 +142,7 @@ class HangWatch:
             self._step = begun, now_s
 
     def _longest(self, scene: Scene, notes: Mapping[int, RankNotes], now_s: float) -> _Wait | None:
-        """Find out who waits for how long."""
+        """Return the longest wait, or None."""
         self._seen = {
             rank: self._see(rank, pid, notes.get(rank), now_s) for rank, pid in scene.pids.items()
         }
@@ -159,7 +159,7 @@ class HangWatch:
         return _Wait(("quiet", quiet_since_s), now_s - quiet_since_s, long_s(self._quiets), None)
 
     def _slow_step(self, now_s: float) -> _Wait | None:
-        """Take the step under way for a wait; the first one only once nobody computes any more."""
+        """Treat the current step as a wait; the first step only once all ranks are idle."""
         if self._step is None:
             return None
         step, since_s = self._step
@@ -169,7 +169,7 @@ class HangWatch:
         return _Wait(("step", step), now_s - since_s, long_s(self._steps), usual_s)
 
     def _see(self, rank: int, pid: int, notes: RankNotes | None, now_s: float) -> _Seen:
-        """Compare a rank with the last look at it."""
+        """Compare a rank with its last observation."""
         line = self._control.lines[rank]
         told = (notes and (notes.shown_wait or notes.meeting)) or ""
         mark = (told, pid, line.arrivals, line.begun, self._control.wait_of(rank)[0])
@@ -188,7 +188,7 @@ class HangWatch:
 
 
 class _Answer(threading.Thread):
-    """A look at all processes; its text says what there is to say of the wait `key`, or nothing."""
+    """An inspection of all processes; `text` explains the wait `key`, or is empty."""
 
     def __init__(
         self, key: tuple[object, ...], scene: Scene, notes: Mapping[int, RankNotes], hang: Hang
@@ -200,6 +200,6 @@ class _Answer(threading.Thread):
     def run(self) -> None:
         try:
             self.text = explain(look_at_ranks(self._scene.pids, self._notes), self._hang)
-        except Exception as error:  # advice ends no run
+        except Exception as error:  # an explanation must not end a run
             ranks = listed("rank", sorted(self._scene.pids), " and ")
             self.text = f"where {ranks} wait cannot be seen: {type(error).__name__}: {error}"

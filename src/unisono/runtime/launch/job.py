@@ -1,7 +1,7 @@
-"""What the workers are to do, written once by the launcher into a memfd, and their environment.
+"""What the workers are to run, written once by the launcher into a memfd, and their environment.
 
-A memfd may be of any size and never fills a socket while the fork server is still loading torch.
-The environment variables are those that torchrun sets, as far as they are true here.
+A memfd can have any size, and never fills a socket while the fork server is still loading torch.
+The environment variables are those of torchrun, as far as they apply here.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ FUNCTION = "function"
 
 
 def fresh_seed() -> int:
-    """Choose 64 bits at random, which nobody takes for a seed that a program has chosen."""
+    """Return 64 random bits, in a range that programs do not choose seeds from."""
     return 2**63 | int.from_bytes(os.urandom(7), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the user asks for; the same for every worker."""
+    """What the user requested; the same for every worker."""
 
     kind: str  # `SCRIPT`, `MODULE` or `FUNCTION`
     target: str  # the script's path, the module's name, or the function's name for messages
-    argv: tuple[str, ...] = ()  # what follows the script or module on the command line
+    argv: tuple[str, ...] = ()  # the arguments after the script or module
     payload: bytes = b""  # the pickled call; empty for scripts and modules
-    buffers: tuple[Any, ...] = ()  # large arrays and tensors of it, as pickle's buffers
+    buffers: tuple[Any, ...] = ()  # its large arrays and tensors, as pickle's buffers
     environ: dict[str, str]  # the launcher's environment variables
     folder: str = field(default_factory=os.getcwd)  # the working directory
-    # where the caller of a function imports from; empty for scripts and modules
+    # where a function's caller imports from; empty for scripts and modules
     sys_path: tuple[str, ...] = ()
-    num_workers: int  # how many workers there are
-    threads: int  # how many threads each of them computes with
+    num_workers: int  # the number of workers
+    threads: int  # the number of threads per worker
     restarts: int  # how many workers may be lost within a minute
     replaces: bool  # whether a lost worker is replaced; otherwise the others continue without it
-    stall_timeout_s: float  # how long a worker that others wait for may stand still, in seconds
+    stall_timeout_s: float  # how many seconds a worker that others wait for may make no progress
     backend: str  # what runs the program's gloo process groups: gloo or unisono
-    # where random generators start that no caller brings; the same on every worker
+    # seeds random generators that have no state of the caller; the same on every worker
     seed: int = field(default_factory=fresh_seed)
     master_port: int = 29500  # the port of MASTER_PORT, at which nothing listens
-    hosts: tuple[int, ...] = ()  # of several hosts, each with a launcher: how many workers each has
-    host: int = 0  # which of these hosts this is
+    hosts: tuple[int, ...] = ()  # with several hosts: the number of workers of each
+    host: int = 0  # the index of this host in `hosts`
 
     @property
     def first_rank(self) -> int:
-        """The rank of this launcher's first worker."""
+        """The global rank of this launcher's first worker."""
         return sum(self.hosts[: self.host])
 
     def write(self) -> int:
@@ -82,7 +82,7 @@ class Job:
 
     @staticmethod
     def read(fd: int) -> Job:
-        """Read the job behind `fd`; processes share the memory of its buffers until they write."""
+        """Return the job behind `fd`; processes share its buffers' memory until they write."""
         file = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE)
         sizes = pickle.load(file)
         parts, start = [], aligned(file.tell())
@@ -94,12 +94,12 @@ class Job:
 
 
 ADDRESS = "127.0.0.1"
-"""Where the ranks of process groups are."""
+"""The address of the ranks of process groups."""
 _THREAD_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
     "UNISONO_THREADS",
 )
-# Set by another launcher around this one, they would be wrong about these workers.
+# Set by an outer launcher, they would be wrong for these workers.
 _NOT_TRUE_HERE = (
     "TORCHELASTIC_",
     "ROLE_RANK",
@@ -107,7 +107,7 @@ _NOT_TRUE_HERE = (
     "ROLE_NAME",
     "MASTER_PORT",
 )
-# What gloo, tensorpipe and NCCL listen on; else the address of the host's name, for all to see.
+# Interfaces of gloo, tensorpipe and NCCL; without them they listen where other hosts can connect.
 _LOOPBACK_ONLY = {
     "GLOO_SOCKET_IFNAME": "lo",
     "TP_SOCKET_IFNAME": "lo",
@@ -116,7 +116,7 @@ _LOOPBACK_ONLY = {
 
 
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
+    """Return the environment of worker `rank`; `link_fds` are the variables of its link."""
     own = {
         **{name: str(job.threads) for name in _THREAD_VARIABLES},
         "LOCAL_RANK": str(rank),
@@ -127,7 +127,7 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
         "GROUP_WORLD_SIZE": str(len(job.hosts) or 1),
         **link_fds,
     }
-    if job.hosts:  # torchrun has said where they meet
+    if job.hosts:  # torchrun has set where the ranks rendezvous
         return {**job.environ, **own, HOSTS_VARIABLE: ",".join(map(str, job.hosts))}
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
     place = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(job.master_port)}
@@ -135,10 +135,10 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
 
 
 def reserved_port() -> socket.socket:
-    """Have the system choose a port on loopback and give it to no other program until it is closed.
+    """Reserve a loopback port, which no other program gets until the socket is closed.
 
-    Nothing listens there. A program of the job may, with a ``TCPStore`` of its own
-    (``SO_REUSEADDR``). Where there is no network, the port is 0.
+    Nothing listens there. A program of the job may listen with its own ``TCPStore``
+    (``SO_REUSEADDR``). Without a network the port is 0.
     """
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -154,7 +154,7 @@ def launch_environment(
     *,
     launcher_draws: bool = False,
 ) -> dict[str, str]:
-    """Return the variables that a job starts with: the launcher's, and what the user has chosen."""
+    """Return the environment that a job starts with: the launcher's, and the user's choices."""
     told = {name: value for name, value in environ.items() if name != PROGRESS_VARIABLE}
     draws = {PROGRESS_VARIABLE: "launcher"} if launcher_draws else {}
     return {**told, COMMAND_VARIABLE: shlex.join(command), **draws, **of_gpus}

@@ -1,8 +1,8 @@
 """Who owns the memory that workers share? The launcher, so that it outlives every worker.
 
 Invariant: all requests with one key get the same memfd, or file of predictions. The launcher closes
-it when all living workers have released it, unless a replacement may yet need it, or when the job
-ends. Neither leaves anything behind.
+it once all living workers have released it, unless a replacement may still need it, or when the job
+ends. Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers.launcher_messages import DATA_KEYS, ROW_KEYS
 from unisono.runtime.workers.memory import give_pages_back
 
-_DISK_SPARE = 4  # what goes to a temporary file takes a part of its disk's room at most
+_DISK_SPARE = 4  # a temporary file may use at most a quarter of the free disk space
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Shared:
     first_rank: int
     held_by: set[int] = field(default_factory=set)
     mapping: mmap.mmap | None = None
-    # where the one snapshot that is left begins, and its bytes; None: there is more
+    # the start and size of the one snapshot that is left; None: there is more
     kept: tuple[int, int] | None = None
     is_on_disk: bool = False
 
@@ -43,7 +43,7 @@ class SharedMemories:
         self._by_key: dict[int, _Shared] = {}
 
     def request(self, rank: int, key: int, num_bytes: int) -> int:
-        """Return the descriptor of memory `key`, which stays the launcher's, or raise."""
+        """Return the descriptor of memory `key`, which the launcher owns, or raise."""
         if key not in self._by_key:
             self._by_key[key] = _Shared(_create(key, num_bytes), num_bytes, rank)
         shared = self._by_key[key]
@@ -58,7 +58,7 @@ class SharedMemories:
         return shared.fd
 
     def mapping(self, key: int) -> mmap.mmap | None:
-        """Map memory `key`; None if it is gone."""
+        """Return a mapping of memory `key`; None if it is gone."""
         shared = self._by_key.get(key)
         if shared is None:
             return None
@@ -67,23 +67,23 @@ class SharedMemories:
         return shared.mapping
 
     def release(self, rank: int, key: int) -> None:
-        """Note that `rank` does not need memory `key` any more."""
+        """Record that `rank` no longer needs memory `key`."""
         if key in self._by_key:
             self._by_key[key].held_by.discard(rank)
 
     def forget(self, rank: int) -> None:
-        """Note that `rank` is gone."""
+        """Record that `rank` is gone."""
         for shared in self._by_key.values():
             shared.held_by.discard(rank)
 
     def drop_unused(self, still_needed: Collection[int]) -> None:
-        """Close what no worker holds, except these keys, data sets and predictions."""
+        """Close memory without users, except these keys, datasets and predictions."""
         for key in [key for key, shared in self._by_key.items() if not shared.held_by]:
             if key not in still_needed and key < DATA_KEYS:
                 self._drop(self._by_key.pop(key))
 
     def shrink(self, key: int, places: Places) -> int:
-        """Leave only the newest snapshot of memory that nobody holds; return its bytes, or 0."""
+        """Leave only the newest snapshot in memory without users; return its size, or 0."""
         shared, mapping = self._by_key.get(key), self.mapping(key)
         if shared is None or mapping is None or shared.held_by or shared.is_on_disk:
             return 0
@@ -99,7 +99,7 @@ class SharedMemories:
         return 0 if shared.kept is None else shared.kept[1]
 
     def move_to_disk(self, key: int, places: Places) -> None:
-        """Move what :meth:`shrink` left to a file without a name; without room, nothing is kept."""
+        """Move what :meth:`shrink` left to an unnamed file; drop it if the disk lacks space."""
         shared, mapping = self._by_key.get(key), self.mapping(key)
         if shared is None or mapping is None or shared.kept is None or shared.is_on_disk:
             return
@@ -135,6 +135,6 @@ def _create(key: int, num_bytes: int) -> int:
     if key < ROW_KEYS:
         return create_memory("unisono-memory", num_bytes)
     with tempfile.TemporaryFile() as file:
-        # Now, where an error can be told: a mapped file on a full disk ends the process.
+        # Now, while an error can be reported: a mapped file on a full disk ends the process.
         os.posix_fallocate(file.fileno(), 0, num_bytes)
         return os.dup(file.fileno())

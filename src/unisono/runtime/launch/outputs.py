@@ -1,12 +1,12 @@
-"""Where do workers' prints go? To where the caller's own ``print`` goes.
+"""Where does the output of workers go? To where the caller's own ``print`` goes.
 
     sys.stdout is descriptor 1:      worker ──────────────────► descriptor 1
     it is something else             worker ──pipe──► launcher ──► sys.stdout.write
     (a cell, pytest, a StringIO):
 
-The launcher reads the pipes in the thread that called ``launch``, so that a notebook shows the
-text below the cell that did. Each worker has its own pipes; whole lines are written at once, so
-those of different workers do not mix.
+The launcher reads the pipes in the thread that called ``launch``, so that a notebook shows the text
+below the cell that called it. Each worker has its own pipes. Whole lines are written at once, so
+that lines of different workers do not mix.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import TextIO, final
 from unisono.runtime.launch.cell import Cell, DisplayState, in_notebook
 from unisono.runtime.workers.launcher_messages import ShowProgress
 
-_PIPE_BYTES = 1 << 20  # what a pipe holds at most, with pages of 64 KiB
-_UNFINISHED_S = 0.1  # an unfinished line is shown after so long
+_PIPE_BYTES = 1 << 20  # the capacity of a pipe at most, with pages of 64 KiB
+_UNFINISHED_S = 0.1  # an unfinished line is shown after this time
 
 
 @final
 class LineBuffer:
-    """Splits the bytes of one stream into lines; what cannot be decoded becomes a mark."""
+    """Splits the bytes of one stream into lines; replaces undecodable bytes by a marker."""
 
     def __init__(self, encoding: str) -> None:
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
@@ -38,19 +38,20 @@ class LineBuffer:
         self._since_s = 0.0
 
     def feed(self, data: bytes, now_s: float) -> str:
-        """Add bytes that came at `now_s`, and return the whole lines."""
+        """Add bytes that arrived at `now_s`, and return the complete lines."""
         text = self._text + self._decoder.decode(data)
-        # A carriage return ends a line too: progress bars write over what they have written.
+        # A carriage return ends a line too: progress bars overwrite their line.
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         if end or not self._text:
-            # Otherwise it is as old as its beginning: a line that keeps growing is shown, too.
+            # Otherwise its age counts from its beginning: a line that keeps growing is shown as
+            # well.
             self._since_s = now_s
         self._text = text[end:]
         return text[:end]
 
     @property
     def due_s(self) -> float:
-        """When to show the unfinished line; never if there is none."""
+        """When to show the unfinished line; infinity if there is none."""
         return self._since_s + _UNFINISHED_S if self._text else math.inf
 
     def take(self, *, final: bool = False) -> str:
@@ -61,9 +62,9 @@ class LineBuffer:
 
 @final
 class OutputStream:
-    """A stream of the caller's.
+    """A stream of the caller.
 
-    Nothing that it raises ends a job: what workers print meanwhile is lost, which is reported once.
+    Exceptions that it raises never end a job: the output is lost meanwhile, which is reported once.
     """
 
     def __init__(self, name: str, stream: TextIO) -> None:
@@ -71,13 +72,13 @@ class OutputStream:
         self._is_reported = False
 
     def write(self, text: str) -> None:
-        """Write what workers have printed."""
+        """Write text that workers have printed."""
         with self._failures_reported():
             if text:
                 self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush it, so that a notebook shows the text below this cell."""
+        """Flush the stream, so that a notebook shows the text below this cell."""
         with self._failures_reported():
             self._stream.flush()
 
@@ -101,7 +102,7 @@ class OutputStream:
 
 @final
 class Outputs:
-    """What one job's workers print; readable when :meth:`pump` has something to write."""
+    """The output of one job's workers; readable when :meth:`pump` has something to write."""
 
     def __init__(self) -> None:
         self._targets: list[OutputStream | None] = [
@@ -109,7 +110,7 @@ class Outputs:
             for fd, name, stream in ((1, "sys.stdout", sys.stdout), (2, "sys.stderr", sys.stderr))
         ]
         for stream in (sys.stdout, sys.stderr):
-            # A failure will be reported by the next print, or by Python at its end.
+            # The next print, or Python at exit, reports a failure.
             with contextlib.suppress(Exception):
                 stream.flush()
         self._cell = Cell() if in_notebook() else None
@@ -117,7 +118,7 @@ class Outputs:
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when workers have written something."""
+        """Return a descriptor that is readable once workers have written something."""
         return self._epoll.fileno()
 
     def standard_fds(self) -> list[int]:
@@ -129,7 +130,7 @@ class Outputs:
 
     @property
     def due_s(self) -> float:
-        """When to :meth:`pump` even if nothing comes, in the time of ``time.monotonic``."""
+        """When to call :meth:`pump` even without new output, as a ``time.monotonic`` value."""
         return min((buffer.due_s for _, buffer in self._pipes.values()), default=math.inf)
 
     def pump(self) -> None:
@@ -142,15 +143,15 @@ class Outputs:
                 target.write(buffer.take())
 
     def show(self, progress: ShowProgress) -> None:
-        """Draw a worker's progress, below what it has printed before."""
+        """Draw a worker's progress, below its earlier output."""
         self.pump()
         if self._cell is not None:
-            # A front end that has gone ends no job.
+            # A front end that has disconnected must not end a job.
             with contextlib.suppress(Exception):
                 self._cell.draw(DisplayState(**progress.state))
 
     def close(self) -> None:
-        """Write what is left and close the pipes, also those of programs that outlive workers."""
+        """Write what is left and close the pipes, even those of programs that outlive workers."""
         self.pump()
         for fd in list(self._pipes):
             self._close(fd)
@@ -161,7 +162,7 @@ class Outputs:
 
     def _pipe_to(self, target: OutputStream) -> int:
         reading, writing = os.pipe()
-        # The encoding of workers' prints is the one that this process started with.
+        # Workers print in the encoding that this process started with.
         encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
         self._pipes[reading] = target, LineBuffer(encoding)
         self._epoll.register(reading, select.EPOLLIN)
@@ -182,9 +183,9 @@ class Outputs:
 
 
 def _leads_to(stream: TextIO, fd: int) -> bool:
-    """Return whether `stream` writes to what `fd` is."""
+    """Return whether `stream` writes to the same file as `fd`."""
     try:
         return os.path.sameopenfile(stream.fileno(), fd)
     except (OSError, ValueError, AttributeError):
-        # No descriptor at all: io.UnsupportedOperation is both an OSError and a ValueError.
+        # No descriptor: io.UnsupportedOperation is both an OSError and a ValueError.
         return False

@@ -1,13 +1,13 @@
-"""How are values pickled between a caller and workers? By cloudpickle, with these additions.
+"""How are values pickled between a caller and workers? By cloudpickle, with some additions.
 
 cloudpickle pickles functions and classes of a script or a notebook by value, those of modules by
-name. Besides:
+name. In addition:
 
-* a function with a `functools` cache travels with its cache empty;
-* a module that torch has given a class of its own, such as ``torch.backends.cudnn``, goes by name;
-* what goes by value out of ``__main__`` is noted, so that a worker's ``__main__`` can hold it;
-* a class that is known where it arrives keeps the attributes and methods that it has there;
-* large arrays and tensors may travel beside the pickle, without a copy (PEP 574).
+* a function with a `functools` cache is pickled with an empty cache;
+* a module with a special class of torch's, such as ``torch.backends.cudnn``, is pickled by name;
+* values pickled from ``__main__`` are recorded, so that a worker's ``__main__`` can contain them;
+* a class that the receiver already knows keeps the attributes and methods that it has there;
+* large arrays and tensors can be sent outside of the pickle, without a copy (PEP 574).
 
 Imports cloudpickle, which is not needed before the first call.
 """
@@ -25,13 +25,13 @@ from typing import Any, final
 
 from cloudpickle import cloudpickle
 
-_LARGE_BYTES = 1 << 20  # what is smaller is pickled
+_LARGE_BYTES = 1 << 20  # smaller buffers are pickled
 _Cached = type(functools.cache(len))
 
 
 @final
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, with the additions; large buffers go into a list, if there is one."""
+    """cloudpickle's pickler, with the additions; large buffers go to `buffers` if given."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer] | None = None) -> None:
         def put(buffer: pickle.PickleBuffer) -> bool:
@@ -44,7 +44,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.of_main: dict[str, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle what is neither a number, a string nor a plain container."""
+        """Return how to pickle a value that is neither a number, a string nor a plain container."""
         is_defined = isinstance(value, (type, FunctionType, _Cached))
         if is_defined and getattr(value, "__module__", None) == "__main__":
             self._note(value)
@@ -52,8 +52,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(value) if reduced is None else reduced
 
     def _note(self, value: Any) -> None:
-        name = getattr(value, "__qualname__", "")  # what caches an object has none
-        # An older one of the same name may travel, too.
+        name = getattr(value, "__qualname__", "")  # the cache of a callable object has no name
+        # An older value of the same name may be pickled as well.
         if getattr(sys.modules["__main__"], name, None) is value:
             self.of_main[name] = value
         else:
@@ -68,7 +68,7 @@ def dumps(value: Any) -> bytes:
 
 
 def load(packed: bytes, buffers: Iterable[Any] = ()) -> Any:
-    """Unpickle a value over its buffers' memory; classes that are known here stay as they are."""
+    """Unpickle a value over its buffers' memory; classes that are already known are unchanged."""
     with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
         known = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
 
@@ -84,7 +84,7 @@ def load(packed: bytes, buffers: Iterable[Any] = ()) -> Any:
 
 
 def _reduced(value: Any) -> tuple[Any, ...] | None:
-    """Return what builds `value` again; None if cloudpickle knows."""
+    """Return how to rebuild `value`; None if cloudpickle knows how."""
     if isinstance(value, _Cached):
         made_by = (value.__wrapped__, *value.cache_parameters().values())
         is_found = cloudpickle._lookup_module_and_qualname(value) is not None
@@ -115,7 +115,7 @@ def _reduced_storage(storage: Any) -> tuple[Any, ...] | None:
 
 
 def _untyped(buffer: Any) -> Any:
-    """Make a storage of memory: over it, where it went beside the pickle."""
+    """Return a storage: a view of memory sent outside of the pickle, else a copy."""
     import torch
 
     elements = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.ByteTensor()

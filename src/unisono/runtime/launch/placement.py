@@ -2,14 +2,14 @@
 
 ::
 
-    workers and workers per GPU asked for ┐
-    CUDA_VISIBLE_DEVICES, …               ├─► Placement, or a ValueError with the way out
-    the GPUs and cores of this machine    ┘
+    workers and workers per GPU requested  ┐
+    CUDA_VISIBLE_DEVICES, …                ├─► Placement, or a ValueError with the remedy
+    the GPUs and cores of this machine     ┘
 
-Worker `local_rank` takes ``cuda:(local_rank // workers_per_gpu)``, and all of them see the same
-GPUs in the same order. ``device.py`` believes what is said here in ``UNISONO_WORKERS_PER_GPU``.
+Worker `local_rank` gets ``cuda:(local_rank // workers_per_gpu)``, and all workers see the same GPUs
+in the same order. ``device.py`` reads the decision from ``UNISONO_WORKERS_PER_GPU``.
 
-NVIDIA's driver is asked through NVML: a process that has begun to use CUDA must not fork.
+GPUs are listed through NVML: a process that has initialized CUDA must not fork.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from unisono.runtime.world import (
 )
 
 _WORKERS_AT_MOST = 1024
-_FILES_BESIDE = 128  # that a launcher and its fork server may have open beside one for each worker
-_TURNS_AT_MOST = 8  # workers of each core; with more, a line says so
+_FILES_BESIDE = 128  # open files of a launcher and its fork server, besides one per worker
+_TURNS_AT_MOST = 8  # workers per core; above that, a warning is printed
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine has for workers."""
+    """The resources of a machine for workers."""
 
-    num_cores: int  # those that workers and shards default to
-    gpus: tuple[str, ...] = ()  # the unique names of those that NVIDIA's driver knows
-    open_files: float = math.inf  # how many a process may have open
+    num_cores: int  # the default number of workers and shards
+    gpus: tuple[str, ...] = ()  # the UUIDs of the GPUs that NVIDIA's driver lists
+    open_files: float = math.inf  # how many files a process may open
 
     @classmethod
     def here(cls) -> Machine:
-        """Look at this machine."""
+        """Return the resources of this machine."""
         gpus = tuple(gpu.uuid for gpu in gpus_of_driver())
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         is_limited = files != resource.RLIM_INFINITY
@@ -53,12 +53,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How many workers there are, and what their environment says of GPUs."""
+    """The number of workers, and the GPU variables of their environment."""
 
-    num_workers: int  # how many
-    # the GPUs that they see, by name, as far as they are told; empty: they compute on the CPU
+    num_workers: int  # the number of workers
+    # the GPUs that workers see, by name, as far as known; empty: they compute on the CPU
     gpus: tuple[str, ...] = ()
-    # what the environment of every worker has beside the launcher's own
+    # variables of every worker in addition to the launcher's
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ def place_workers(
     environ: Mapping[str, str],
     machine: Machine,
 ) -> Placement:
-    """Decide how many workers are started, and on which GPUs, or raise a ValueError."""
+    """Decide how many workers to start, and on which GPUs, or raise a ValueError."""
     gpus = visible_gpus(environ, machine.gpus)
     if not gpus and workers_each is not None:
         raise ValueError(
@@ -107,7 +107,7 @@ def place_workers(
 
 
 def crowded(num_workers: int, num_cores: int) -> str:
-    """Say that far more workers than cores take turns; empty where they do not."""
+    """Return a warning if there are far more workers than cores; otherwise an empty string."""
     if num_workers <= _TURNS_AT_MOST * num_cores:
         return ""
     return (
@@ -120,7 +120,7 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:
-    """Name the GPUs that a process sees. As CUDA, stop at a name that is not there; none twice."""
+    """Return the GPUs that a process sees. As CUDA does, stop at an unknown name; no duplicates."""
     text = environ.get(VISIBLE_VARIABLE)
     if text is None or not gpus:
         return tuple(map(str, range(len(gpus))))
@@ -137,7 +137,7 @@ def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, 
 
 
 class DriverGpu(NamedTuple):
-    """What the driver says of a GPU; 0 where it does not."""
+    """What the driver reports of a GPU; 0 for unknown numbers."""
 
     uuid: str
     name: str = ""
@@ -146,7 +146,7 @@ class DriverGpu(NamedTuple):
 
 
 def gpus_of_driver() -> tuple[DriverGpu, ...]:
-    """List the GPUs that processes of this user may use, in the order of `nvidia-smi`."""
+    """Return the GPUs that processes of this user may use, in the order of `nvidia-smi`."""
     import pynvml
 
     gpus = []
@@ -154,7 +154,7 @@ def gpus_of_driver() -> tuple[DriverGpu, ...]:
         pynvml.nvmlInit()
         try:
             for index in range(pynvml.nvmlDeviceGetCount()):
-                # One that this user may not have is counted, and so is one that is broken.
+                # The count includes GPUs that are broken or that this user may not access.
                 with suppress(pynvml.NVMLError):
                     gpus.append(_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)))
         finally:
@@ -164,7 +164,7 @@ def gpus_of_driver() -> tuple[DriverGpu, ...]:
 
 def _gpu(nvml: Any, handle: Any) -> DriverGpu:
     gpu = DriverGpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle))
-    with suppress(nvml.NVMLError):  # one that uses the host's memory does not say how much
+    with suppress(nvml.NVMLError):  # a GPU that uses the host's memory does not report its own
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return gpu._replace(memory=memory.total, memory_used=memory.used)
     return gpu

@@ -1,16 +1,16 @@
-"""What follows when a worker ends, fails, or the user interrupts? Pure: (state, event) → decision.
+"""What follows when a worker ends or fails, or on an interrupt? Pure: (state, event) → decision.
 
-Each event is a function; ``supervise`` calls it and does what the decision says. `now` is the time
-of a monotonic clock, in seconds.
+Each event is a function; ``supervise`` calls it and carries out the decision. `now` is the time of
+a monotonic clock, in seconds.
 
 A job ends in stages, each with a deadline after which the next begins::
 
     RUNNING ──a failure──► GRACE ──0.3 s──► TERMINATE ──0.4 s──► KILL ──0.4 s──► ABANDON
        └──────an interrupt─────────────────────┘
 
-After a gentle interrupt the job finishes its step first; then :func:`end_now` ends it.
+After a gentle interrupt the job first finishes its step; then :func:`end_now` ends it.
 
-Invariant: a stage never goes back, and as soon as every worker has exited the job is over.
+Invariant: stages never go backwards, and the job is over as soon as every worker has exited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unisono.runtime.workers.meeting_point import Departure
 
 
 class Stage(enum.IntEnum):
-    """How far the end of a job has come."""
+    """The stages in which a job ends."""
 
     RUNNING = 0
     GRACE = 1
@@ -45,14 +45,14 @@ class WorkerFailure:
 
     rank: int | None  # the worker; None if the fork server or the store was lost
     exit_code: int  # its exit status; negative for a signal
-    said: ProgramFailed = _NOTHING  # what the worker said of it
-    note: str = ""  # why the others could not continue without it
+    said: ProgramFailed = _NOTHING  # what the worker reported about it
+    note: str = ""  # why the others could not continue without the worker
     how: str = ""  # how it ended, if more is known than the status
 
 
 @dataclass(frozen=True, slots=True)
 class SendSignal:
-    """Signal these workers."""
+    """Send a signal to these workers."""
 
     ranks: tuple[int, ...]
     signum: int
@@ -68,30 +68,30 @@ Action = MarkDeparture | SendSignal | KillServer
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What is known of a job."""
+    """The state of a job."""
 
     alive: frozenset[int]  # workers whose process may still run
     done: frozenset[int] = frozenset()  # workers whose program ended well
-    # workers that left with status 0 in the middle of their program, which is a failure only if
+    # workers that exited with status 0 in the middle of their program, which is a failure only if
     # another worker waits for them
     quiet: frozenset[int] = frozenset()
     failures: tuple[WorkerFailure, ...] = ()  # in the order in which they became known
-    needs_result: bool = False  # a worker that leaves without saying "done" has failed
-    stage: Stage = Stage.RUNNING  # how far the end has come
-    due_s: float = math.inf  # when the stage ends, in the time of `now`
-    interrupted_by: int | None = None  # the signal that asked the job to end
+    needs_result: bool = False  # a worker that exits without reporting "done" has failed
+    stage: Stage = Stage.RUNNING  # the current stage
+    due_s: float = math.inf  # when the stage ends, as a value of `now`
+    interrupted_by: int | None = None  # the signal that requested the end of the job
 
     @property
     def over(self) -> bool:
-        """Nothing can happen any more."""
+        """Whether nothing can happen any more."""
         return not self.alive or self.stage is Stage.ABANDON
 
     @property
     def cause(self) -> WorkerFailure | None:
-        """The failure to show: the first that is no consequence of another, else the first.
+        """The failure to show: the first that is not a consequence of another, else the first.
 
-        A lost connection follows from another failure, if there is one: the kernel closes what a
-        killed process had open before anybody hears of its end.
+        A lost connection is a consequence of another failure if there is one: the kernel closes the
+        connections of a killed process before its end is reported.
         """
         own = [failure for failure in self.failures if failure.said.waited_for is None]
         for failure in [*(one for one in own if not one.said.is_disconnect), *own]:
@@ -112,28 +112,28 @@ class Decision:
 
 
 def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
-    """A worker says that it fails, before it exits; or it has exited without a word."""
+    """Handle a failure that a worker reports before it exits, or an exit without a report."""
     if failure.rank is None or state.has_failed(failure.rank):
         return Decision(state)
-    # One that had left quietly is missed now.
+    # If it exited quietly before, the failed worker misses it now.
     missed = failure.said.waited_for
     before = (WorkerFailure(missed, 0),) if missed in state.quiet else ()
     failures = (*state.failures, *before, failure)
     state = replace(state, quiet=state.quiet - {missed}, failures=failures)
     if state.stage is Stage.RUNNING:
-        # The first failure; the others may say what they know, then end.
+        # The first failure; the others may report what they know, then end.
         state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
     return Decision(state, (MarkDeparture(failure.rank, Departure.FAILED),))
 
 
 def done(state: JobState, rank: int) -> Decision:
-    """A worker says that its program ended well, before it exits."""
+    """Handle a worker's report that its program has finished, before it exits."""
     state = replace(state, done=state.done | {rank})
     return Decision(state, (MarkDeparture(rank, Departure.FINISHED),))
 
 
 def may_survive(state: JobState, rank: int, exit_code: int) -> bool:
-    """Return whether others may continue after this exit: a kill from outside, while it worked."""
+    """Return whether others may continue after this exit: a kill from outside while it worked."""
     return (
         exit_code < 0
         and state.stage is Stage.RUNNING
@@ -145,7 +145,7 @@ def may_survive(state: JobState, rank: int, exit_code: int) -> bool:
 def exited(
     state: JobState, rank: int, exit_code: int, now: float, *, note: str = "", how: str = ""
 ) -> Decision:
-    """A worker has exited; `note` and `how` as in :class:`WorkerFailure`."""
+    """Handle the exit of a worker; `note` and `how` as in :class:`WorkerFailure`."""
     state = replace(state, alive=state.alive - {rank})
     # Libraries may abort while they unload (gloo: SIGABRT); all work was done by then.
     if rank in state.done or state.has_failed(rank):
@@ -159,12 +159,12 @@ def exited(
 
 
 def left_behind(state: JobState, rank: int) -> Decision:
-    """A worker has exited, the others continue, and it is not replaced."""
+    """Handle the exit of a worker that is not replaced, while the others continue."""
     return Decision(replace(state, alive=state.alive - {rank}))
 
 
 def server_lost(state: JobState, exit_code: int) -> Decision:
-    """The fork server is gone, and its workers with it."""
+    """Handle the loss of the fork server, and of its workers with it."""
     lost = state.alive
     state = replace(state, alive=frozenset())
     if not lost - state.done or state.stage >= Stage.TERMINATE:
@@ -175,7 +175,7 @@ def server_lost(state: JobState, exit_code: int) -> Decision:
 
 
 def interrupted(state: JobState, signum: int, now: float, *, gently: bool = False) -> Decision:
-    """The user or the system asks the job to end; `gently`: after the step under way."""
+    """Handle a request to end the job; `gently`: after the current step."""
     if state.interrupted_by is not None:
         state = replace(state, stage=Stage.ABANDON, due_s=math.inf)
         return Decision(state, (KillServer(),))
@@ -186,14 +186,14 @@ def interrupted(state: JobState, signum: int, now: float, *, gently: bool = Fals
 
 
 def end_now(state: JobState, now: float) -> Decision:
-    """What the job was to do before its end is done."""
+    """End the job once everything that had to precede its end is done."""
     if state.stage >= Stage.TERMINATE:
         return Decision(state)
     return _enter(state, Stage.TERMINATE, now)
 
 
 def time_passed(state: JobState, now: float) -> Decision:
-    """The present stage may have lasted long enough."""
+    """Enter the next stage if the current one has lasted long enough."""
     return Decision(state) if now < state.due_s else _enter(state, Stage(state.stage + 1), now)
 
 

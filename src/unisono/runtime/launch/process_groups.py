@@ -1,15 +1,16 @@
 """Serves ``init_process_group`` from the launcher's store, and frees groups without deadlock.
 
-With ``env://``, ``tcp://`` and an address of this host, or ``file://``, ranks meet in the nameless
-file that the launcher holds. Nothing listens, so two jobs that name the same port do not meet, a
-program may make groups one after the other at the same address, and a rank that will never come is
-named at once. Invariant: only if all ranks can be workers of this job. torch serves the rest: a
-process that a worker starts, a group with more ranks than workers, another host's address.
+With ``env://``, ``tcp://`` and an address of this host, or ``file://``, ranks rendezvous in the
+unnamed file that the launcher holds. Nothing listens, so jobs with the same port do not collide, a
+program may create groups at the same address one after the other, and a rank that will never join
+is reported at once. Invariant: only if all ranks can be workers of this job. torch serves all other
+requests: a process that a worker starts, a group with more ranks than workers, another host's
+address.
 
 After ``destroy_process_group()`` a DDP model's reducer may hold the group's last reference. It
 frees the group while it holds the GIL, and gloo then waits for a thread that may wait for the GIL
-(torch 2.13). A group whose last reference is Python's is freed without the GIL, so one reference
-is kept until the reducer and its logger are gone.
+(torch 2.13). A group whose last reference is Python's is freed without the GIL, so one reference is
+kept until the reducer and its logger are gone.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-# What programs write for this host, beside its name; torch itself serves its other addresses.
+# Names of this host in programs, besides its host name; torch serves its other addresses.
 _LOCAL_NAMES = ("localhost", ADDRESS, "::1", "0.0.0.0")
-_ENDED = (Departure.FINISHED, Departure.FAILED)  # one that was lost is replaced
+_ENDED = (Departure.FINISHED, Departure.FAILED)  # a worker that was lost is replaced
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """What a program has asked torch for."""
+    """A program's request to torch."""
 
-    place: str  # where ranks meet, in words; whoever names another one waits for others
-    rank: int  # which rank of the group this worker is to be
-    world_size: int  # how many there are to be
+    place: str  # where ranks rendezvous, in words; ranks with another place wait for others
+    rank: int  # the rank in the group that this worker requests
+    world_size: int  # the number of ranks in the group
 
 
 def group_request(url: str, environ: Mapping[str, str]) -> GroupRequest | None:
-    """Read what a program has asked torch for (``env://?rank=0``); None if torch must answer."""
+    """Parse a program's request to torch (``env://?rank=0``); None if torch must handle it."""
     parts = urlparse(url)
     given = dict(parse_qsl(parts.query))
     names = {"rank": "RANK", "world_size": "WORLD_SIZE"} if parts.scheme == "env" else {}
@@ -70,7 +71,7 @@ def group_request(url: str, environ: Mapping[str, str]) -> GroupRequest | None:
         else:
             place = _at_port(parts.hostname, parts.port)
     except (KeyError, ValueError):
-        # Something is missing or no number: torch says what.
+        # Something is missing or not a number: torch reports it.
         return None
     if not place or rank < 0 or world_size < 1:
         return None
@@ -88,7 +89,7 @@ def _at_port(host: str | None, port: int | None) -> str:
 
 
 def use_launchers_store() -> None:
-    """Have torch's rendezvous take the launcher's store, in this process."""
+    """Make torch's rendezvous use the launcher's store, in this process."""
     # `torch.distributed.rendezvous` is the function of that name, so not by attribute.
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, Handler] = module._rendezvous_handlers
@@ -115,7 +116,7 @@ def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
 
 
 def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Store:
-    """Wait for those who come to their n-th group here, too; return its part of the store."""
+    """Wait for the ranks of this worker's n-th group here; return the group's part of the store."""
     where = f"`init_process_group` ({wanted.place})"
     me, everybody = link.world.rank, set(range(link.world.world_size))
     base, shown = context().rendezvous().store, ShownWait()
@@ -132,7 +133,7 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
                 )
 
     def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
-        """Refuse to wait for what can never be."""
+        """Raise if the group can never be complete."""
         shown.look(waited_s, lambda: IN_INIT)
         check_sizes(heard)
         workers = {worker for worker, _ in heard.values()}
@@ -168,7 +169,7 @@ def free_group_last(model: Any) -> None:
 
 
 def free_groups_of_torchs_ddp_last() -> None:
-    """Do :func:`free_group_last` for each DDP model of torch's that this process makes."""
+    """Call :func:`free_group_last` for each of torch's DDP models that this process creates."""
     from torch.nn.parallel import DistributedDataParallel
 
     ddp: Any = DistributedDataParallel
@@ -183,4 +184,4 @@ def free_groups_of_torchs_ddp_last() -> None:
 
 
 def _let_go(group: object) -> None:
-    """Drop a reference, at the end of this call."""
+    """Drop a reference when this call returns."""

@@ -21,7 +21,7 @@ from unisono.runtime.launch.job import FUNCTION, MODULE, Job
 
 
 def run_program(job: Job) -> bytes:
-    """Run the job's program to its end and return its pickled result; nothing for a script."""
+    """Run the job's program to its end and return its pickled result; empty for a script."""
     if job.kind == FUNCTION:
         return _call_function(job)
     start_generators({}, job.seed)
@@ -51,7 +51,7 @@ def run_module(name: str, args: Sequence[str]) -> None:
     sys.argv = ["-m", *args]
     _prepend_to_path(os.getcwd())
     _fresh_main()
-    # What `python -m` itself calls: it fills in sys.argv[0] and the names of __main__.
+    # `python -m` calls this too: it sets sys.argv[0] and the attributes of __main__.
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
@@ -70,10 +70,10 @@ def _call_function(job: Job) -> bytes:
 
 
 def _know_by_name(main: dict[str, Any], of_main: dict[str, Any]) -> None:
-    """Put what came from the caller's ``__main__`` into this one: pickle looks there by name."""
+    """Copy values of the caller's ``__main__`` into this one, where pickle looks them up."""
     for value in of_main.values():
         names = getattr(value, "__globals__", {})
-        # A decorator of some module gives its function another's name.
+        # A decorator of another module gives its function that module's globals.
         if names.get("__name__") == "__main__":
             main.update({k: v for k, v in names.items() if not k.startswith("__")})
     for name, value in of_main.items():
@@ -94,13 +94,13 @@ def _prepend_to_path(folder: str) -> None:
 
 
 def open_standard_fds() -> None:
-    """Open ``/dev/null`` where descriptors 0 to 2, or Python's streams of them, are closed."""
+    """Open ``/dev/null`` if descriptors 0 to 2, or Python's streams of them, are closed."""
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(fd)
         except OSError:
             # The lowest free descriptor is this one, as those below it are open.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        # Python has None for what was closed when it began; `print(file=None)` goes to stdout.
+        # Python's stream is None if it was closed at start; `print(file=None)` prints to stdout.
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, mode, closefd=False))

@@ -1,17 +1,18 @@
-"""Who goes on when a worker is lost, and who joins? (state, event) → decision.
+"""Who continues when a worker is lost, and who joins? (state, event) → decision.
 
-Pure: no process, clock or socket is touched here. Each event is a function; ``request_handler``
-calls it and does what the decision says.
+Pure: no process, clock or socket is used here. Each event is a function; ``request_handler`` calls
+it and carries out the decision.
 
-Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
-next meeting, stop, and hear who continues. A replacement runs the program from its start, gets the
-outcomes of the others' replicated calls, and waits once it has caught up; between two steps the
-membership stops for it::
+Workers that compute together are the *membership*. A lost worker leaves it; the others notice at
+their next barrier, stop, and learn who continues. A replacement runs the program from its start,
+gets the outcomes of the others' replicated calls, and waits once it has caught up. The membership
+stops for it between two steps::
 
     lost ──► membership without it, replacement started ──► all have stopped ──► continue
     CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
-Invariant: nobody continues before every worker of the membership has stopped: all know the same.
+Invariant: no worker continues before every worker of the membership has stopped, so that all have
+the same information.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from unisono.runtime.workers.meeting_point import Departure
 PERIOD_S = 60.0
 RESTARTS = 3
 
-# What a worker says that decides who computes.
+# Messages of workers that affect the membership.
 OfRecovery = Ready | NoRecovery | Stopped | CatchUp | ReplicatedResult | LoopBegan
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one replicated call; of a loop, with its facts when it began."""
+    """The outcome of one replicated call; for a loop, with its facts when it began."""
 
     name: str
     payload: bytes
@@ -57,39 +58,39 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryState:
-    """What is known about who computes."""
+    """Which workers compute, and what they wait for."""
 
-    membership: Membership | None  # who computes together; None: nobody
+    membership: Membership | None  # the workers that compute together; None: there are none
     generation: int = 0  # of the newest membership
     restarts: int = RESTARTS  # how many workers may be lost within a minute
-    replaces: bool = True  # whether a lost worker is replaced; else the others go on without it
-    world_size: int = 0  # how many workers there are to be
-    first_rank: int | None = None  # of several hosts: the rank of this one's first worker
-    gone: frozenset[int] = frozenset()  # who has nothing left to do
-    is_ready: bool = False  # whether a lost worker can be made up for at all
-    trouble: str = ""  # why it cannot any more
-    # somebody of the membership was lost, and the others have not gone on since
+    replaces: bool = True  # whether a lost worker is replaced, or the others continue without it
+    world_size: int = 0  # the number of workers
+    first_rank: int | None = None  # with several hosts: the rank of this host's first worker
+    gone: frozenset[int] = frozenset()  # workers that have nothing left to do
+    is_ready: bool = False  # whether the job can recover from a lost worker at all
+    trouble: str = ""  # why it no longer can
+    # a member was lost, and the others have not continued since
     has_lost: bool = False
-    how_lost: tuple[str, ...] = ()  # how, in words, each of them
-    # who of the membership stands still, and where
+    how_lost: tuple[str, ...] = ()  # descriptions of how those members were lost
+    # the members that have stopped, and where
     stopped: Mapping[int, Stopped] = field(default_factory=dict)
-    # the replacements that have caught up and wait, with what they asked
+    # the replacements that have caught up and wait, with their requests
     asking: Mapping[int, CatchUp] = field(default_factory=dict)
-    history: tuple[Outcome, ...] = ()  # what came of everything done together so far
-    loop: LoopBegan | None = None  # the loop under way
-    losses: tuple[float, ...] = ()  # when workers were lost lately
+    history: tuple[Outcome, ...] = ()  # the outcomes of all replicated calls so far
+    loop: LoopBegan | None = None  # the current loop
+    losses: tuple[float, ...] = ()  # when workers were lost recently
     is_wished: bool = False  # the membership has been asked to stop between two steps
-    is_ending: bool = False  # the job ends after the step under way
+    is_ending: bool = False  # the job ends after the current step
 
     @property
     def can_stop_between_steps(self) -> bool:
-        """Whether there are steps, and a place to keep what they have led to."""
+        """Whether there are steps, and a directory to store their result."""
         facts = self.loop.facts if self.loop is not None else {}
         return bool(self.membership and facts.get("directory"))
 
     @property
     def can_stop_later(self) -> bool:
-        """Whether this is between two loops of which the first one's end is kept on the disk."""
+        """Whether this is between two loops, and the last loop's end is stored on the disk."""
         ended = (one.loop for one in reversed(self.history) if one.loop is not None)
         is_kept = bool(next(ended, {}).get("directory"))
         return bool(self.membership and self.loop is None and self.first_rank is None and is_kept)
@@ -105,18 +106,18 @@ class RecoveryDecision:
 
 
 def gone(state: RecoveryState, rank: int) -> RecoveryDecision:
-    """A worker takes no part any more: its program has ended, or it has left."""
+    """Handle a worker that takes no further part: its program has ended, or it has left."""
     state = replace(_without(state, rank), gone=state.gone | {rank})
     return _settled(state)
 
 
 def stop_wanted(state: RecoveryState) -> RecoveryDecision:
-    """The job shall end after the step under way."""
+    """Handle a request to end the job after the current step."""
     return _settled(replace(state, is_ending=True))
 
 
 def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
-    """A worker has sent a message."""
+    """Handle a message from a worker."""
     match message:
         case Ready():
             return RecoveryDecision(replace(state, is_ready=not state.trouble))
@@ -141,7 +142,7 @@ def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecisi
 def lost(
     state: RecoveryState, rank: int, now: float, *, had_begun: bool = True, how: str = ""
 ) -> RecoveryDecision:
-    """A worker was killed (`how`, in words); one whose program had not begun can always be run."""
+    """Handle a lost worker (`how`: in words); one that had not begun can always be rerun."""
     losses = (*(at for at in state.losses if now - at < PERIOD_S), now)
     how_lost = (*state.how_lost, how) if how else state.how_lost
     state = _without(replace(state, losses=losses, how_lost=how_lost), rank)
@@ -164,7 +165,7 @@ def lost(
 
 
 def _without(state: RecoveryState, rank: int) -> RecoveryState:
-    """Take a worker out of all that is under way."""
+    """Remove a worker from everything in progress."""
     membership = state.membership
     if membership is not None and rank in membership.ranks:
         ranks = tuple(other for other in membership.ranks if other != rank)
@@ -210,13 +211,13 @@ def _came(state: RecoveryState, result: ReplicatedResult) -> RecoveryDecision:
 
 
 def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> RecoveryDecision:
-    """Let go on who can go on, and say whether the membership should stop."""
+    """Let workers continue that can continue, and decide whether the membership should stop."""
     membership = state.membership
     if state.first_rank is not None:
         state, more = _of_hosts(state)
         return RecoveryDecision(state, (*actions, *more))
     if membership is None and state.asking:
-        # The first one that has caught up; the others will join it.
+        # The first worker that has caught up; the others will join it.
         first = min(state.asking)
         state, more = _let_go_on(state, (), (first,), leader=first)
         actions = (*actions, *more)
@@ -232,7 +233,7 @@ def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> Recovery
 
 
 def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
-    """On one of several hosts, let nobody go on before all stand still or have caught up."""
+    """On one of several hosts, let workers continue once all have stopped or caught up."""
     if state.is_ending and len(state.stopped) == state.world_size:
         return replace(state, stopped={}), (KeepAndEnd(),)
     actions: tuple[Action, ...] = ()
@@ -250,7 +251,7 @@ def _go_on(
     stop = state.stopped[membership.ranks[0]]
     if stop.between_steps and state.is_ending:
         return replace(state, stopped={}), (KeepAndEnd(),)
-    # Not after a loss that is not dealt with yet: the run may have to go back first.
+    # Not after a loss that has not been handled yet: the run may have to go back first.
     may_join = (
         stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
     )
@@ -266,7 +267,7 @@ def _let_go_on(
     leader: int,
     stop: Stopped | None = None,
 ) -> tuple[RecoveryState, tuple[Action, ...]]:
-    """Have these compute together; if none stands still at `stop`, what they share may be torn."""
+    """Form a new membership; if no `stop` is given, memory that they share may be inconsistent."""
     generation, loop, ranks = state.generation + 1, state.loop, tuple(sorted((*waiting, *joining)))
     joining = tuple(sorted(joining))
     new = Membership(ranks, leader, generation, "; ".join(state.how_lost))
@@ -281,7 +282,7 @@ def _let_go_on(
     )
     live = Live(new, None if loop is None else loop.facts, is_alone=stop is None)
     return state, (
-        # Before anybody goes on: the seat still shows to how many meetings its last owner came.
+        # Before others continue: the seat still has its last owner's number of arrivals.
         *(Seat(rank, 0 if stop is None else stop.arrivals) for rank in joining),
         *(Answer(rank, Continue(new)) for rank in sorted(waiting)),
         *(Answer(rank, live) for rank in joining),
@@ -294,9 +295,9 @@ def _but(of_ranks: Mapping[int, T], without: Collection[int]) -> dict[int, T]:
 
 
 def _answer(rank: int, asked: CatchUp, outcome: Outcome) -> Answer:
-    """Return to a replacement the outcome of what it has come to."""
+    """Return the answer with the outcome of the call that a replacement has reached."""
     if asked.name == outcome.name and outcome.name == LOOP and not outcome.payload:
-        return _refused(rank, asked, why="the others left a loop in the midst of a step")
+        return _refused(rank, asked, why="the others left a loop in the middle of a step")
     if asked.name != outcome.name:
         return _refused(rank, asked, seen=f"`{outcome.name}`")
     return Answer(rank, Passed(outcome.payload, outcome.loop))
@@ -319,7 +320,7 @@ def _refused(rank: int, asked: CatchUp, *, seen: str = "another place", why: str
 
 @dataclass(frozen=True, slots=True)
 class MarkDeparture:
-    """Tell all workers, on the control block, whether this one may still come."""
+    """Record on the control block whether this worker may still arrive."""
 
     rank: int
     how: Departure
@@ -327,7 +328,7 @@ class MarkDeparture:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Record on the control block that a replacement has come to as many meetings as the others."""
+    """Record on the control block that a replacement has made as many arrivals as the others."""
 
     rank: int
     arrivals: int
@@ -342,7 +343,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer the request that a worker waits with."""
+    """Answer a worker's pending request."""
 
     rank: int
     message: ToWorker
@@ -350,7 +351,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Tell all workers, on the control block, whether to stop between two steps."""
+    """Publish on the control block whether all workers should stop between two steps."""
 
     value: bool
 
@@ -364,7 +365,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class KeepAndEnd:
-    """All stand still between two steps: write a checkpoint, then end the job."""
+    """Write a checkpoint, then end the job: all workers have stopped between two steps."""
 
 
 Action = MarkDeparture | Seat | Spawn | Answer | Wish | Joined | KeepAndEnd

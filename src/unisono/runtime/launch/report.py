@@ -1,6 +1,6 @@
-"""Words for the end of a job or a lost worker: what must hold, what was seen, what to do.
+"""Messages about the end of a job or a lost worker: what must hold, what was seen, what to do.
 
-Only the first failure is reported, not what followed from it.
+Only the first failure is reported, not its consequences.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from unisono.runtime.launch import recovery
 from unisono.runtime.launch.policy import JobState, WorkerFailure
 from unisono.runtime.notices import listed
 
-PLACE = "This was in "  # as what was noted of an exception begins
-# The exit status of one of several hosts where another start may help (EX_TEMPFAIL of sysexits.h).
+PLACE = "This was in "  # the start of the note that says where an exception was raised
+# The exit status of one of several hosts if a restart may help (EX_TEMPFAIL of sysexits.h).
 TRY_AGAIN = 75
 _FEW_LINES = 480  # characters
 _SIGNAL_HINTS = {
@@ -43,12 +43,12 @@ def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
         return 1
     if cause.exit_code < 0:
         return 128 - cause.exit_code
-    # Who left with 0 while others waited did not end the job well.
+    # A worker that exited with 0 while others waited did not end the job successfully.
     return cause.exit_code or 1
 
 
 def failure_message(state: JobState, num_workers: int) -> str:
-    """Describe what failed first, in one sentence and, where there is one, a traceback."""
+    """Describe what failed first, in one sentence and, if there is one, a traceback."""
     cause = state.cause
     assert cause is not None
     if cause.rank is None:
@@ -84,7 +84,7 @@ def failure_message(state: JobState, num_workers: int) -> str:
 
 
 def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
-    """Say first what a traceback says last, and who had left before."""
+    """Yield what a traceback ends with, and which workers had finished before."""
     gone = sorted(state.done | state.quiet) if cause.said.is_disconnect else []
     if gone:
         yield (
@@ -92,9 +92,9 @@ def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
             f"worker must make the same calls in the same order."
         )
     summary = cause.said.summary.splitlines() or [""]
-    # A message may hold another traceback, as that of a DataLoader's process.
+    # A message may contain another traceback, for example of a DataLoader's process.
     for line in dict.fromkeys((summary[0], summary[-1])):
-        # One that would fill a terminal stands in full at the traceback's end.
+        # A line that would fill a terminal is printed in full at the traceback's end.
         yield line if len(line) <= _FEW_LINES else f"{line[:_FEW_LINES]} …"
     last = cause.said.traceback.splitlines()[-3:]
     yield from (line for line in last if line.startswith(PLACE))
@@ -116,7 +116,7 @@ _HINTS_OF_TORCH = {
 
 
 def _hints(cause: WorkerFailure, num_workers: int) -> Iterator[str]:
-    """Say what to change where torch says only what fails."""
+    """Yield what to change where torch only reports what fails."""
     text = f"{cause.said.summary}\n{cause.said.traceback}"
     is_spawned = "torch/multiprocessing/spawn.py" in text and "EADDRINUSE" in text
     if is_spawned and num_workers > 1:
@@ -128,7 +128,7 @@ def _hints(cause: WorkerFailure, num_workers: int) -> Iterator[str]:
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:
-    """Say in one line that the job was interrupted."""
+    """Return one line about an interrupted job."""
     assert state.interrupted_by is not None
     name = signal.Signals(state.interrupted_by).name
     by = "Ctrl-C" if state.interrupted_by == signal.SIGINT else name
@@ -144,7 +144,7 @@ def loss_message(
     before: recovery.RecoveryState,
     after: recovery.RecoveryState,
 ) -> str:
-    """Describe who was lost, how, and who continues."""
+    """Describe which worker was lost, how, and which workers continue."""
     if after.first_rank is not None:
         return (
             f"rank {after.first_rank + rank} (pid {pid}) {how} in step {step}; a replacement is "
@@ -163,7 +163,7 @@ def loss_message(
 
 
 def spare_message(rank: int, how: str) -> str:
-    """Say that a replacement failed before it joined the others."""
+    """Return the message for a replacement that failed before it joined the others."""
     return (
         f"the replacement of worker {rank} must run the program again up to where the others are, "
         f"but failed; the others go on without it:\n\n{how}\n"
@@ -171,7 +171,7 @@ def spare_message(rank: int, how: str) -> str:
 
 
 def joined_message(pids: Mapping[int, int], state: recovery.RecoveryState) -> str:
-    """Say that replacements, by rank, have joined the membership."""
+    """Return the message for replacements, by rank, that have joined the membership."""
     if state.first_rank is not None:
         who = listed("rank", [state.first_rank + rank for rank in pids], " and ")
         return f"{who} {'is' if len(pids) == 1 else 'are'} replaced."
@@ -180,7 +180,7 @@ def joined_message(pids: Mapping[int, int], state: recovery.RecoveryState) -> st
 
 
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
-    """Describe who left, who waited for it, and where the first of those waited."""
+    """Describe which worker left, which workers waited for it, and where the first one did."""
     waiting = [failure for failure in state.failures if failure.said.waited_for == rank]
     ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
     who = f" while {listed('worker', ranks)} waited for it" if ranks else ""

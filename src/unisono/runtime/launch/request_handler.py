@@ -3,7 +3,7 @@
     a worker's message ──► recovery.decide ──► answers to workers, marks on the control block,
     a worker was lost  ──►                     replacements, messages for the user
 
-It decides nothing: it does what ``recovery`` says.
+It decides nothing: it carries out the decisions of ``recovery``.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from unisono.runtime.signals import BETWEEN, IN_LOOP, ONCE_MORE
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
-# What loops have ended with stays in memory for so many, and in so much of it; older ones are in
-# temporary files.
+# The newest snapshots of this many ended loops stay in memory, up to this part of it; older ones
+# move to temporary files.
 _ENDED_LOOPS_AT_MOST = 8
 _ENDED_PARTS_OF_MEMORY = 8
 
 
 class Staff(Protocol):
-    """What the desk has others do."""
+    """What the request handler needs from the supervision loop."""
 
     def send(self, rank: int, message: messages.ToWorker) -> None:
-        """Send a worker one message."""
+        """Send one message to a worker."""
 
     def spawn(self, rank: int) -> None:
         """Start a replacement."""
@@ -47,7 +47,7 @@ class Staff(Protocol):
 
 @final
 class RequestHandler:
-    """Answers the workers of one job; a thread calls `wake` once something is written."""
+    """Answers the workers of one job; a thread calls `wake` once a checkpoint is written."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class RequestHandler:
         self._writer, self.is_saved = writer, True
         self._wake = wake
         self._memories = SharedMemories()
-        # With who waits for the answer, and whether until it is written; the first is under way.
+        # With the worker that waits for the answer, and whether it waits until the checkpoint is
+        # written; the first one is in progress.
         self._to_write: list[tuple[Kept, int | None, bool]] = []
         self._is_writing = False
         self._begun: set[int] = set()
@@ -72,12 +73,12 @@ class RequestHandler:
 
     @property
     def waiting(self) -> set[int]:
-        """The workers that stand still because this desk has not answered yet."""
+        """The workers that have stopped because their request has not been answered yet."""
         kept = {rank for _, rank, _ in self._to_write if rank is not None}
         return kept | self.state.stopped.keys() | self.state.asking.keys()
 
     def hear(self, rank: int, message: messages.FromWorker) -> None:
-        """Take a worker's message."""
+        """Handle a worker's message."""
         match message:
             case messages.MemoryRequest(key, num_bytes):
                 self._staff.send(rank, self._memory(rank, key, num_bytes))
@@ -95,7 +96,7 @@ class RequestHandler:
                 self._take(recovery.said(self.state, rank, message))
 
     def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
-        """Make up for a worker that was killed, `how` in words, or say why that cannot be."""
+        """Handle the loss of a worker, described by `how`; return why it ends the job, or ""."""
         before = self.state
         step = self._control.lines[rank].step
         self._memories.forget(rank)
@@ -112,12 +113,12 @@ class RequestHandler:
         return ""
 
     def gone(self, rank: int) -> None:
-        """Note that a worker will do nothing with the others any more."""
+        """Record that a worker takes no further part in what the others do."""
         self._let_go(rank)
         self._take(recovery.gone(self.state, rank))
 
     def want_stop(self, signum: int) -> bool:
-        """Have the job end after the step under way, as a signal asks; False when it is no use."""
+        """Request the end of the job after the current step; False if nothing would be stored."""
         if self.state.can_stop_later:
             say(f"{BETWEEN}; {ONCE_MORE}")
         elif self.state.can_stop_between_steps:
@@ -132,7 +133,7 @@ class RequestHandler:
         return True
 
     def written(self) -> None:
-        """Go on after a checkpoint is written."""
+        """Continue after a checkpoint has been written."""
         if self._is_writing:
             self._is_writing = False
             self._answer_writer(self._to_write.pop(0)[1])
@@ -141,7 +142,7 @@ class RequestHandler:
             self._staff.end()
 
     def keep_last(self) -> None:
-        """Write the newest snapshot, if the run wants checkpoints, and wait until it is written."""
+        """Write the newest snapshot if the run has a directory, and wait until it is written."""
         self._writer.wait()
         kept = self._newest_snapshot()
         mapping = None if kept is None else self._memories.mapping(kept.places.key)
@@ -151,13 +152,13 @@ class RequestHandler:
         self._writer.wait()
 
     def keep_meanwhile(self) -> None:
-        """Have the newest snapshot written, unless it is, while a job that ends finishes its step.
+        """Write the newest snapshot while an ending job finishes its step, unless it is written.
 
-        Whoever has asked for the end may kill the job before that step has ended. Until then no
-        checkpoint is removed for this one: another host may not have it.
+        The sender of the signal may kill the job before that step ends. Until then no older
+        checkpoint is removed to make room: another host may not have this one.
         """
         kept = None
-        with contextlib.suppress(ValueError):  # the step has just ended: another is in its place
+        with contextlib.suppress(ValueError):  # a new snapshot is overwriting it
             kept = self._newest_snapshot()
         is_over = self._is_ending or self._has_stood_down
         if kept is not None and not is_over and self._may_write(kept):
@@ -165,7 +166,7 @@ class RequestHandler:
             self._write_next()
 
     def close(self, is_enough: Callable[[], bool]) -> None:
-        """Let go of everything; copies to a URL are waited for until `is_enough` says so."""
+        """Release everything; wait for copies to a URL until `is_enough` returns True."""
         self._writer.wait()
         if self._is_ending and self._writer.newest:
             say(self._writer.newest)
@@ -176,7 +177,7 @@ class RequestHandler:
         self._writer.close(is_enough)
 
     def stand_down(self) -> None:
-        """Let nobody join or go on any more: the job ends."""
+        """Ignore further joins and continuations: the job ends."""
         self._has_stood_down = True
 
     def _take(self, decision: recovery.RecoveryDecision) -> None:
@@ -215,7 +216,7 @@ class RequestHandler:
                     self._staff.end()
 
     def _let_go(self, rank: int) -> None:
-        """Answer nothing any more that a worker has asked; what it had written is written."""
+        """Stop answering a worker; still write the snapshots that it requested."""
         self._to_write = [
             (kept, None if asker == rank else asker, waits) for kept, asker, waits in self._to_write
         ]
@@ -264,23 +265,23 @@ class RequestHandler:
         return None if mapping is None else newest_kept(mapping, loop)
 
     def _may_write(self, kept: Kept) -> bool:
-        """Return whether the directory is this host's to write to."""
+        """Return whether this host may write to the directory."""
         try:
             if self.state.first_rank is not None:
                 self._writer.locks.hold(Path(kept.directory))
-        except CheckpointError:  # another host has it, and does
+        except CheckpointError:  # another host has locked it, and writes
             return False
         return True
 
     def _number_of_snapshot(self, loop: Mapping[str, Any]) -> int:
-        """Count the whole snapshots of a loop's memory; 0 if that is gone."""
+        """Return the number of the newest complete snapshot of a loop; 0 if its memory is gone."""
         mapping = self._memories.mapping(loop["key"])
         if mapping is None:
             return 0
         return max(Places.from_json(dict(loop)).marks(lambda at, count: mapping[at : at + count]))
 
     def _tidy_memories(self) -> None:
-        """Let go of what is not needed: of loops that have ended, all but the newest snapshots."""
+        """Release unneeded memory: of loops that have ended, all but the newest snapshots."""
         busy = [item[0].places.key for item in self._to_write]
         busy += [self.state.loop.facts["key"]] if self.state.loop is not None else []
         ended = {

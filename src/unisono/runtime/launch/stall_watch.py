@@ -1,19 +1,19 @@
-"""Finds workers that have stalled or deadlocked; the launcher looks once a second.
+"""Find workers that have stalled or deadlocked; the launcher checks once a second.
 
-A worker's heartbeat is the processor time that it has used and the meetings it has come to. Both
-stand still if it is stopped, deadlocked, or waits for something that never comes. A worker that
-computes for an hour moves.
+A worker's heartbeat is the processor time that it has used and its number of arrivals. Both stop
+changing if the worker is stopped, deadlocked, or waits for something that never comes. A worker
+that computes for an hour keeps changing them.
 
-In a process group of torch.distributed a worker that stands still may wait for a rank that
-computes. There no worker is killed as long as any moves, unless a signal has stopped it. If none
-moves and they wait for each other, one is killed::
+In a process group of torch.distributed a worker that makes no progress may wait for a rank that
+computes. There no worker is killed as long as any of them makes progress, unless a signal has
+stopped it. If none does and they wait for each other, one is killed::
 
     worker 0   at the meeting `gradients of step 3`   for worker 1
     worker 1   in all_reduce                          for worker 0
 
-What gloo waits for cannot be seen, but that a program waits for another thread or process can.
+It is not visible what gloo waits for, but only that a program waits for another thread or process.
 
-Invariant: time in which the launcher itself stood still (Ctrl-Z, a suspended machine) does not
+Invariant: time in which the launcher itself was stopped (Ctrl-Z, a suspended machine) does not
 count.
 """
 
@@ -30,12 +30,12 @@ from unisono.runtime.procfs import read_stat, read_text, thread_times
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.launcher_messages import Membership
 
-# gloo's wakes a hundred times a second, whether anything comes or not.
+# gloo's thread wakes a hundred times a second even without traffic.
 _IDLE_THREADS = ("gloo_tcp_loop",)
 
 
 class Stalled(NamedTuple):
-    """A worker that is to be killed, what to say of it now, and how it has then ended, in words."""
+    """A worker to kill, the message about it, and a description of how it ended."""
 
     rank: int
     message: str
@@ -44,7 +44,7 @@ class Stalled(NamedTuple):
 
 @final
 class StallWatch:
-    """Looks at a job's workers once a second."""
+    """Watches a job's workers, once a second."""
 
     def __init__(self, control: ControlBlock, timeout_s: float) -> None:
         self._control = control
@@ -54,7 +54,7 @@ class StallWatch:
 
     @property
     def due_s(self) -> float:
-        """When to :meth:`look` next, in the time of ``time.monotonic``."""
+        """When to call :meth:`look` next, as a ``time.monotonic`` value."""
         return self._looked_at_s + LOOK_EVERY_S
 
     def look(
@@ -65,10 +65,10 @@ class StallWatch:
         are_grouped: bool = False,
         is_everybody: bool = False,
     ) -> list[Stalled]:
-        """Look, if it is time, at the workers with these processes; give, and forget, the stalled.
+        """Check these workers' processes if it is time; return, and forget, the stalled ones.
 
-        `are_grouped`: there has been a process group of several workers. `is_everybody`: no other
-        worker, nor the launcher, has something to do.
+        `are_grouped`: a process group of several workers has been created. `is_everybody`: no other
+        worker, nor the launcher, has anything to do.
         """
         now_s = time.monotonic()
         passed_s = now_s - self._looked_at_s
@@ -106,7 +106,7 @@ class StallWatch:
             f"worker {rank} waits {worker.place or 'for something that cannot be seen'}"
             for rank, worker in sorted(self._seen.items())
         )
-        # One that is not where a run would have it.
+        # Prefer a worker that is not at a barrier of the run.
         rank = min(self._seen, key=lambda rank: (self._seen[rank].is_at_meeting, rank))
         del self._seen[rank]
         message = (
@@ -125,7 +125,7 @@ class StallWatch:
         place = f"in {notes.shown_wait}" if notes.shown_wait else ""
         if notes.meeting:
             place = f"at `{notes.meeting}`"
-        # A worker that waits wakes up now and then, which is no sign of life.
+        # A waiting worker wakes up now and then, which is no sign of progress.
         beat = (pid, 0 if place else ran_ns, arrivals, count)
         if not place and arrivals and waits_for_a_thread(pid):
             place = "in a collective of torch.distributed, or for a lock"
@@ -133,7 +133,7 @@ class StallWatch:
 
 
 def processor_time(pid: int) -> tuple[int, bool] | None:
-    """Return how long all of a process has run, and whether it is stopped; None: gone. proc(5)."""
+    """Return a process's total run time and whether it is stopped; None if gone. See proc(5)."""
     stat = read_stat(pid)
     try:
         return None if stat is None else (_ran_ns(pid), stat.is_stopped)
@@ -142,14 +142,14 @@ def processor_time(pid: int) -> tuple[int, bool] | None:
 
 
 def _ran_ns(pid: int) -> int:
-    """Add up the time of a process, and of those it waits for: its threads and its children."""
+    """Return the run time of a process's threads and of its children."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         if read_text(thread / "comm").rstrip("\n") not in _IDLE_THREADS:
             if (times := thread_times(thread)) is None:
                 raise ProcessLookupError(thread)
             total += times.ran_ns
-        # Not every kernel lists them.
+        # Not every kernel lists children.
         total += sum(_ran_ns(int(child)) for child in read_text(thread / "children").split())
     return total
 
@@ -165,14 +165,14 @@ _OPTION = "`--stall-timeout` or `stall_timeout_s` says after how many seconds."
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one look at a worker has shown."""
+    """What one check of a worker has shown."""
 
-    beat: tuple[int, ...]  # what changes as long as it moves
+    beat: tuple[int, ...]  # changes as long as it makes progress
     is_stopped: bool = False  # a signal has stopped it
-    is_awaited: bool = False  # other members wait at a meeting to which it has not come
-    place: str = ""  # where it waits for others, as far as that can be seen
-    is_at_meeting: bool = False  # it waits at a meeting itself
-    quiet_s: float = 0.0  # for how long it has held others up without moving, in seconds
+    is_awaited: bool = False  # other members wait at a barrier that it has not reached
+    place: str = ""  # where it waits for others, as far as that is visible
+    is_at_meeting: bool = False  # it waits at a barrier itself
+    quiet_s: float = 0.0  # how long it has delayed others without progress, in seconds
 
 
 Observations = Mapping[int, Observation]
@@ -181,9 +181,9 @@ Observations = Mapping[int, Observation]
 def look(
     before: Observations, seen: Observations, passed_s: float, *, are_grouped: bool = False
 ) -> dict[int, Observation]:
-    """Compare a look at each worker with the one before, and say how long each has been quiet.
+    """Compare each worker with its last observation, and compute how long it has been quiet.
 
-    `are_grouped`: workers may wait for each other in ways that cannot be seen.
+    `are_grouped`: workers may wait for each other invisibly.
     """
     passed_s = min(passed_s, 2 * LOOK_EVERY_S)
     after = {}

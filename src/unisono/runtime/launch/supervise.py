@@ -1,4 +1,4 @@
-"""How are workers watched? By one loop in the launcher, which does what ``policy`` decides.
+"""How are workers watched? By one loop in the launcher, which carries out what ``policy`` decides.
 
     server: exited ─┐            ┌─► control block (who has left)
     workers: done,  ├─► policy ──┼─► signals, through the server
@@ -40,10 +40,10 @@ from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import MEMORY_NAME
 from unisono.runtime.workers.launcher_messages import Channel, Membership
 
-# A step that lasts longer after a notice may not end before the job is killed, which Open MPI does
-# after two seconds, and most others after thirty.
+# A longer step may not end before the job is killed: Open MPI kills it two seconds after a notice,
+# most others after thirty.
 _KEEPS_AFTER_S = 1.0
-# How many workers the fork server may be asked for before it answers. More would fill its socket
+# How many workers to request from the fork server before it answers. More would fill its socket
 # while its answers fill the launcher's, and both would wait for each other.
 _ASKED_AT_MOST = 16
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
@@ -56,11 +56,11 @@ class JobResult:
     state: policy.JobState  # failures and interrupts, as the policy saw them
     results: dict[int, bytes]  # the pickled result of each worker that finished, by rank
     server_is_usable: bool  # the fork server can start another job
-    is_saved: bool = True  # the newest state is on the disk, where it was to be
+    is_saved: bool = True  # the newest state is on the disk, if it was to be stored
 
 
 def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
-    """Start the workers of `job` and watch them to their end; an exception ends them at once."""
+    """Start the workers of `job` and watch them until they end; kill them on an exception."""
     supervision = _Supervision(server, job, signals)
     try:
         supervision.watch()
@@ -91,20 +91,20 @@ class _Supervision:
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
         self._to_start = deque(range(job.num_workers))
-        self._asked: set[int] = set()  # the workers that the server has not answered for yet
+        self._asked: set[int] = set()  # workers whose start the server has not confirmed yet
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
         self._has_groups = False
         self._told_until_s, self.is_saved = -math.inf, True
         self._keeps_at_s = math.inf
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
-        # Of several hosts, this one alone cannot tell who waits for whom.
+        # With several hosts, one launcher cannot tell which worker waits for which.
         self._is_one_of_several = bool(job.hosts)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
-        self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
+        self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each iteration
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, self._read_signals)
         self._woken, self._waking = socket.socketpair()
@@ -121,12 +121,12 @@ class _Supervision:
         self._requests = RequestHandler(self._control, self, members, writer, self._wake)
 
     def spawn(self, rank: int) -> None:
-        """Start a worker, or the replacement of one that was lost, once the server is ready."""
+        """Start a worker, or the replacement of a lost one, once the server is ready."""
         self._to_start.append(rank)
         self._start_next()
 
     def _start_next(self) -> None:
-        # If the server is gone, the loop will find the end of its channel and say so.
+        # If the server is gone, the loop will find the end of its channel and report it.
         with contextlib.suppress(ConnectionError):
             while self._to_start and len(self._asked) < _ASKED_AT_MOST:
                 self._start(self._to_start.popleft())
@@ -147,8 +147,8 @@ class _Supervision:
                 os.close(fd)
 
     def send(self, rank: int, message: messages.ToWorker) -> None:
-        """Send a worker one message."""
-        # If the worker has died meanwhile, the server will say how.
+        """Send one message to a worker."""
+        # If the worker has just died, the server will report how.
         with contextlib.suppress(ConnectionError):
             if (channel := self._channels.get(rank)) is not None:
                 channel.send(message)
@@ -164,7 +164,7 @@ class _Supervision:
             timed = (self.state, self._watch, self._outputs)
             due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s, self._keeps_at_s)
             ready = self._selector.select(max(0.0, due_s - time.monotonic()))
-            # What a worker wrote before its end is shown before what is said of that.
+            # Print a worker's output before any message about its end.
             self._outputs.pump()
             for key, _ in ready:
                 if key.data is not None:
@@ -174,7 +174,7 @@ class _Supervision:
                 self._keeps_at_s = math.inf
                 self._requests.keep_meanwhile()
             self._look_at_workers()
-        # Of several hosts, one that is told to end may wait in vain for another to finish the step.
+        # With several hosts, a host that ends may wait for a step that another host never finishes.
         is_cut_off = self._is_one_of_several and self.state.interrupted_by is not None
         if self.state.cause is not None or is_cut_off:
             self._requests.keep_last()
@@ -184,8 +184,8 @@ class _Supervision:
         signals = self._signals
         self._requests.close(lambda: signals is not None and bool(signals.read()))
         self.is_saved = self._requests.is_saved
-        # A cycle of references would keep the control block's mapping, and its descriptor, until
-        # the next garbage collection.
+        # A reference cycle would keep the control block's mapping, and its descriptor, until the
+        # next garbage collection.
         del self._requests, self._hangs, self._watch
         self._outputs.close()
         self._selector.close()
@@ -205,7 +205,7 @@ class _Supervision:
         return math.inf if self._is_one_of_several else self._hangs.due_s
 
     def _look_at_workers(self) -> None:
-        """End those that have stalled, and explain waits that are too long."""
+        """Kill stalled workers, and explain waits that are too long."""
         working, membership = self.state.alive - self.state.done, self._requests.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
         on_their_own = {rank: pids[rank] for rank in pids.keys() - self._requests.waiting}
@@ -226,14 +226,15 @@ class _Supervision:
     def _read_signals(self) -> None:
         assert self._signals is not None
         for signum in self._signals.read():
-            # An agent that has ended cannot wait for a notice before it; the kernel tells it twice.
+            # An agent that has ended cannot wait for an earlier notice; the kernel sends its signal
+            # twice.
             is_agents = self._is_one_of_several and signum == AGENT_ENDED
             is_known = not is_agents or signum == self.state.interrupted_by
             if not is_known or time.monotonic() >= self._told_until_s:
                 self._interrupt(signum, can_wait=not is_agents)
 
     def _interrupt(self, signum: int, *, can_wait: bool) -> None:
-        # Without an agent nobody would tell other hosts that the run ends: they begin again.
+        # Without an agent, other hosts would not learn that the run ends: they would restart.
         self._told_until_s = time.monotonic() + ONE_SIGNAL_S
         can_wait &= self.state.interrupted_by is None
         gently = can_wait and self._requests.want_stop(signum)
@@ -251,10 +252,10 @@ class _Supervision:
                 case messages.Forked(rank, pid):
                     self._pids[rank] = pid
                     self._asked.discard(rank)
-                    # For whoever asks from outside before the program takes its seat.
+                    # For outside observers, before the program takes its seat.
                     self._control.lines[rank].take(pid, started_at(pid) or 0)
                 case messages.WorkerExited(rank, exit_code):
-                    # What a worker said before it left must be known before its leaving is judged.
+                    # A worker's last messages must be handled before its exit is judged.
                     self._read_worker(rank)
                     self._exited(rank, exit_code)
         if self.state.stage is policy.Stage.RUNNING:
@@ -267,7 +268,7 @@ class _Supervision:
             self._take(policy.server_lost(self.state, self._server.wait()))
 
     def _exited(self, rank: int, exit_code: int) -> None:
-        """Judge the end of a worker: may the others continue without it?"""
+        """Handle the exit of a worker: may the others continue without it?"""
         self._forget_channel(rank)
         condemned = self._condemned.pop(rank, "")
         how = condemned if exit_code == -signal.SIGKILL else ""
@@ -335,7 +336,7 @@ class _Supervision:
             self._act(action)
         if self.state.stage is not policy.Stage.RUNNING:
             self._requests.stand_down()
-            while self._to_start:  # nobody waits for those
+            while self._to_start:  # no worker waits for those
                 self.state = policy.left_behind(self.state, self._to_start.popleft()).state
 
     def _act(self, action: policy.Action) -> None:

@@ -1,10 +1,10 @@
-"""What happens in a worker, from the fork to its last breath?
+"""What happens in a worker, from the fork to its exit?
 
-    take over descriptors, signals, environment → run the program → say how it ended → leave
+    take over descriptors, signals, environment → run the program → report how it ended → exit
 
-Invariant: every way a program can end is told to the launcher before the process ends, except
-those that no process survives; and nothing of the fork server's own life is left in a worker.
-A process that the program forks is no worker: it ends as it would anywhere, and tells nothing.
+Invariant: a worker reports every end of its program to the launcher before its process ends, except
+ends that no process survives; and no state of the fork server is left in a worker. A process that
+the program forks is not a worker: it ends as it would anywhere else, and reports nothing.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from unisono.runtime.workers.launcher_messages import Begun, ProgramDone, Progra
 
 _BUFFERED = (io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
-_LAUNCHER_HEARS_WITHIN_S = 1.0  # else a signal was meant for this worker alone, which it ends
+_LAUNCHER_HEARS_WITHIN_S = 1.0  # else a signal was meant only for this worker, and ends it
 
 
 def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
-    """Turn a fresh fork of the server into worker `rank` and never come back.
+    """Turn a new fork of the server into worker `rank`; never returns.
 
     `fds`: standard input, output, error; the job; the control block; the store; the channel.
     """
@@ -78,7 +78,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
         Faults.from_environment(os.environ, rank, incarnation).meet("start")
         exit_code = _live(job, rank, link)
     except BaseException:
-        # Nobody else could say it: the launcher sees no more than the exit status.
+        # Print it here: the launcher sees only the exit status.
         traceback.print_exc()
     finally:
         os._exit(exit_code)
@@ -86,13 +86,13 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
 
 def _take_over_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Ctrl-C is the launcher's business. A handler, unlike SIG_IGN, is not passed on to programs
-    # that the worker starts, so those still end with Ctrl-C.
+    # The launcher handles Ctrl-C. Unlike SIG_IGN, programs that the worker starts do not inherit a
+    # handler, so Ctrl-C still ends them.
     signal.signal(signal.SIGINT, lambda signum, frame: None)
 
 
 def _leave_to_launcher(head: Head) -> None:
-    """Leave notices to the launcher where it has got them, too, as Slurm sends them to all."""
+    """Ignore notices that the launcher has received too, as Slurm signals all processes."""
     worker = os.getpid()
 
     def wait(signum: int, frame: FrameType | None) -> None:
@@ -115,13 +115,13 @@ def _take_over_standard_streams(fds: list[int]) -> None:
         os.close(fd)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Whole lines in one write, so that those of different workers do not tear; also
-            # under `python -u`, which would write every piece of a line by itself.
+            # Write whole lines at once, so that those of different workers do not mix; also under
+            # `python -u`, which would write each piece of a line separately.
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
-    """Run the program and tell how it ended; return the exit status."""
+    """Run the program and report how it ended; return the exit status."""
     result: bytes = b""
     ended: BaseException | None = None
     worker = os.getpid()
@@ -188,7 +188,7 @@ def _print_failure(error: BaseException, text: str) -> None:
 
 
 def _call_own_excepthook(error: BaseException) -> bool:
-    """Call a hook that the program set (error trackers do); Python's own would only print."""
+    """Call a hook that the program has set (error trackers do); Python's own would only print."""
     hook = exceptions.own_excepthook(sys.excepthook)
     if hook is not None:
         _and_go_on(lambda: hook(type(error), error, error.__traceback__))
@@ -205,12 +205,12 @@ def _finish_as_python_does() -> None:
 
 
 def _close_files() -> None:
-    """Write out files that the program left open: `os._exit` would lose what they still hold."""
+    """Write out files that the program left open: `os._exit` would lose their buffers."""
     streams = (sys.stdout, sys.stderr)
     ours = {id(owner) for one in streams for owner in (one, getattr(one, "buffer", None))}
-    # The class under the abstract one, as asking an abstract class about every object is slow.
+    # The class under the abstract one: checking every object against an abstract class is slow.
     files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
-    # What holds text, then what Python code implements, such as a GzipFile, then plain files.
+    # Text files first, then files implemented in Python such as a GzipFile, then plain files.
     files.sort(key=lambda file: (not isinstance(file, io.TextIOBase), type(file) in _BUFFERED))
     for file in files:
         if id(file) not in ours:
@@ -218,11 +218,11 @@ def _close_files() -> None:
 
 
 def _write_out(file: Any) -> None:
-    """Flush or, where that does not write all, close a file; a thread may still read others."""
+    """Flush a file, or close it if flushing is not enough; a thread may still read others."""
     try:
         if isinstance(file, io.RawIOBase | io.BytesIO | io.StringIO) or not file.writable():
             return
-    except Exception:  # closed, or half made
+    except Exception:  # closed, or partly constructed
         return
     if type(file) in (io.TextIOWrapper, *_BUFFERED):
         file.flush()
@@ -231,7 +231,7 @@ def _write_out(file: Any) -> None:
 
 
 def _and_go_on(act: Callable[[], object]) -> None:
-    """Do one of the last things; as in Python, its failure is shown and does not stop the next."""
+    """Run one of the last actions; like Python, print a failure and continue with the next one."""
     try:
         act()
     except BaseException:

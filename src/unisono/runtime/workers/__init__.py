@@ -1,1 +1,1 @@
-"""Who is there: workers, who started them, and where they meet."""
+"""The workers of a job: who started them, and how they synchronize."""

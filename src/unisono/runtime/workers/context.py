@@ -1,12 +1,12 @@
-"""What is this process among the workers? Found once per process, and kept here.
+"""Which worker is this process? Determined once per process and cached here.
 
-Processes that would train alone by mistake are refused:
+Processes that would train alone by mistake are rejected:
 
-* a child of a worker, which inherits the worker's variables, but has no seat;
+* a child of a worker, which inherits the worker's variables but has no seat;
 * a rank of a process group that is larger than RANK and WORLD_SIZE say;
-* a process of ``torch.multiprocessing.spawn`` with an index above 0 and no variables. torch then
-  ends the others, and raises in the program that has spawned them. A single spawned process, or
-  one of a ``ProcessPoolExecutor``, trains by itself.
+* a process of ``torch.multiprocessing.spawn`` with an index above 0 and without variables. torch
+  then ends the other processes and raises in the program that spawned them. A single spawned
+  process, or one of a ``ProcessPoolExecutor``, trains by itself.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """One process's place among the workers. Final; see :func:`context`."""
+    """One process's place among the workers. See :func:`context`."""
 
-    held: World | None = None  # while the environment says something else for a moment
+    held: World | None = None  # set while the environment temporarily describes another worker
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a descriptor must not be taken over twice
@@ -50,12 +50,12 @@ class Context:
 
     @property
     def supervisor(self) -> Supervisor:
-        """Our launcher, if it started this very process; else nobody, as long as none has come."""
+        """Our launcher if it started this process; otherwise a stand-in for a single process."""
         return self.launcher or SingleProcess()
 
     @property
     def launcher(self) -> LauncherLink | None:
-        """Our launcher, if it started this very process."""
+        """Our launcher if it started this process; otherwise None."""
         with self._lock:
             if self._link is None and has_launcher():
                 self._link = _link()
@@ -63,7 +63,7 @@ class Context:
 
     @property
     def world(self) -> World:
-        """This worker's place, whatever a pass is told of it."""
+        """This worker's place, even while `as_another_worker` changes the environment."""
         link = self.launcher
         return link.world if link is not None else self.held or world()
 
@@ -82,7 +82,7 @@ class Context:
         from unisono.runtime.workers.job_store import set_master
         from unisono.runtime.workers.rendezvous import meet
 
-        # Ranks that a program starts itself are told where to meet.
+        # A program that starts its ranks itself sets where they rendezvous.
         if here.world_size > 1 and not os.environ.get("MASTER_PORT"):
             refuse_children(here)
         set_master(os.environ, here)
@@ -93,11 +93,11 @@ class Context:
         return self.join().team
 
     def join(self) -> ReplicatedCalls:
-        """Join the workers among whom this process was started, or be a new team of one.
+        """Join the workers that this process was started with, or form a team of one.
 
-        Under another launcher than ours: collective, every rank calls it.
+        Under a launcher other than ours: collective, every rank calls it.
         """
-        # Not above: a process that only starts a job does not need them.
+        # Imported here: a process that only starts a job does not need them.
         from unisono.runtime.workers.external import ExternallyLaunched
         from unisono.runtime.workers.replicated_calls import ReplicatedCalls
         from unisono.runtime.workers.team import Team
@@ -130,7 +130,7 @@ def _link() -> LauncherLink:
 
 
 def context() -> Context:
-    """Return the context of this process, always the same; a fork has one of its own."""
+    """Return the context of this process, always the same one; a fork gets a new one."""
     return per_process(Context)
 
 
@@ -138,7 +138,7 @@ _WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
 
 
 def refuse_children(here: World) -> None:
-    """Refuse what a worker has started: it has that one's variables, but not its seat."""
+    """Raise if a worker started this process: it has the worker's variables but not its seat."""
     if PID_VARIABLE in os.environ and not is_worker():
         raise RuntimeError(
             f"what a worker starts must not train in its place, but this process has the variables "
@@ -149,7 +149,7 @@ def refuse_children(here: World) -> None:
 
 
 def refuse_larger_group(here: World) -> None:
-    """Refuse one of a process group with others who would not take part."""
+    """Raise if this process's group has ranks that would not take part in training."""
     dist = _process_groups()
     if dist is None:
         return
@@ -166,7 +166,7 @@ def refuse_larger_group(here: World) -> None:
 
 
 def refuse_spawned(here: World) -> None:
-    """Refuse one of several spawned processes that does not know of the others."""
+    """Raise if this is one of several spawned processes that do not know of each other."""
     index = _spawned_index()
     if index == 0 or here.world_size > 1 or here.started_by == SOMEBODY or _process_groups():
         return
@@ -202,20 +202,20 @@ _SHOWN_AFTER_S = 1.0
 
 @final
 class ShownWait:
-    """A wait of the main thread that the launcher sees once it has lasted a second."""
+    """A wait of the main thread; it is reported to the launcher after one second."""
 
     def __init__(self) -> None:
         self._is_shown = False
 
     def look(self, waited_s: float, what: Callable[[], str]) -> None:
-        """Show it if it is time."""
+        """Report the wait to the launcher if it is due."""
         is_due = waited_s >= _SHOWN_AFTER_S and not self._is_shown
         if is_due and threading.current_thread() is threading.main_thread():
             self._is_shown = True
             context().supervisor.show_wait(what())
 
     def close(self) -> None:
-        """Show that it is over."""
+        """Report that the wait is over."""
         if self._is_shown:
             self._is_shown = False
             context().supervisor.show_wait("")
@@ -223,15 +223,15 @@ class ShownWait:
 
 @contextmanager
 def as_another_worker(world: World) -> Iterator[None]:
-    """Have `os.environ` say within a block that this is another worker, among one more.
+    """Make `os.environ` describe another worker, of a world larger by one, within a block.
 
-    The process's own environment stays: a library's thread may read it meanwhile.
+    The process's own environment is unchanged: a library's thread may read it during the block.
     """
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
     numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
     of_python = os.environ._data  # type: ignore[attr-defined]
     before = dict(of_python)
-    context().held = world  # nobody joins the others under another number
+    context().held = world  # nobody may join the others under another number
     try:
         for name, number in zip(names, numbers, strict=True):
             of_python[os.environ.encodekey(name)] = os.environ.encodevalue(str(number + 1))

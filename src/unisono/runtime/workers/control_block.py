@@ -1,13 +1,13 @@
-"""The control block that launcher and workers share: how far each has come, and who has left.
+"""The control block that launcher and workers share: each worker's progress and departure.
 
-One memfd: a head, and a line for each rank, with its mailbox. Each line is written by its rank
-alone (`departure` and the head by the launcher alone), so no locks are needed. Without our launcher
-rank 0 creates it (`external.py`), and the first worker to see that another one has died writes its
-`departure`.
+One memfd: a head, and a line with a mailbox for each rank. Only its rank writes a line (only the
+launcher writes `departure` and the head), so no locks are needed. Without our launcher rank 0
+creates the block (`external.py`), and the first worker that notices the death of another one writes
+its `departure`.
 
-Purposes and votes belong to the last two arrivals: nobody can be two meetings ahead. A plan says
-what everybody does before a certain step. It is made between the two meetings of the step before,
-so all who pass the second read the same one.
+Purposes and votes belong to the last two arrivals: no worker can be two barriers ahead. A plan says
+what all workers do before a certain step. The leader writes it between the two barriers of the step
+before, so all workers that pass the second barrier read the same plan.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ MEMORY_NAME = "unisono-control"
 
 
 class Head(ctypes.Structure):
-    """What the launcher says to all."""
+    """What the launcher tells all workers."""
 
     _fields_ = (
-        # Whether all are to stop between two steps; where workers hear signals, which one ends it.
+        # Whether all should stop between two steps; where workers receive signals, which one ends
+        # it.
         ("wish", ctypes.c_uint32),
-        ("end", ctypes.c_uint32),  # the signal that ends the job after the step under way, or 0
-        ("is_over", ctypes.c_uint32),  # the launcher ends workers now
+        ("end", ctypes.c_uint32),  # the signal that ends the job after the current step, or 0
+        ("is_over", ctypes.c_uint32),  # the launcher is ending the workers
         ("unused", ctypes.c_uint32),
         ("rest_of_line", ctypes.c_uint8 * 48),
     )
@@ -56,15 +57,15 @@ class _Times(ctypes.Structure):
 
 
 class RankLine(MeetingSeat):
-    """What one rank says of itself, in whole cache lines."""
+    """What one rank publishes about itself, in whole cache lines."""
 
     _fields_ = (
-        ("begun", ctypes.c_int64),  # the number after that of the step it is in; 0 before the first
-        ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),  # of two arrivals, in turn, as votes are
+        ("begun", ctypes.c_int64),  # the current step plus 1; 0 before the first step
+        ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),  # of the last two arrivals, as votes are
         ("plan_step", ctypes.c_int64),
         ("plan", ctypes.c_uint32),
         ("wish", ctypes.c_uint32),  # of its host's launcher, for workers of other hosts
-        ("memory", ctypes.c_int64),  # of its device, in bytes
+        ("memory", ctypes.c_int64),  # in use on its device, in bytes
         ("unused", ctypes.c_int64 * 2),
         ("votes", ctypes.c_uint32 * 2),
         ("times", _Times * 2),
@@ -79,12 +80,12 @@ class RankLine(MeetingSeat):
 
     @property
     def step(self) -> int:
-        """The step that it was last seen in; 0 before the first."""
+        """The step that the worker was last seen in; 0 before the first."""
         return int(self.begun) - 1 if self.begun else 0
 
     @functools.cached_property
     def told(self) -> list[memoryview]:
-        """Where it spent two steps, in turn, as bytes."""
+        """Where the worker spent its last two steps, alternating, as bytes."""
         return [memoryview(times).cast("B") for times in self.times]
 
 
@@ -93,7 +94,7 @@ _STEP, _TOLD = struct.Struct("q"), struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 
 
 class ControlBlock:
-    """The mapped control block; `fd` is below 0 for one that nobody shares."""
+    """The mapped control block; `fd` is negative if the block is not shared."""
 
     can_spin = True
 
@@ -109,12 +110,12 @@ class ControlBlock:
 
     @classmethod
     def create(cls, world_size: int) -> ControlBlock:
-        """Make a fresh control block for `world_size` workers; a launcher does, or else rank 0."""
+        """Create a control block for `world_size` workers; called by a launcher or by rank 0."""
         return cls(create_memory(MEMORY_NAME, control_block_bytes(world_size)), world_size)
 
     @property
     def wish(self) -> int:
-        """Whether all workers are to stop between two steps; see :class:`Head`."""
+        """Whether all workers should stop between two steps; see :class:`Head`."""
         return int(self.head.wish)
 
     def departure(self, rank: int) -> Departure:
@@ -122,62 +123,62 @@ class ControlBlock:
         return Departure(self.lines[rank].departure)
 
     def leave(self, rank: int, how: Departure) -> None:
-        """Mark that `rank` will never come to a meeting again, and wake those who wait for it."""
+        """Mark that `rank` will never arrive again, and wake the workers that wait for it."""
         self.lines[rank].leave(how)
 
     def come_back(self, rank: int, arrivals: int) -> None:
-        """Mark that a worker has taken the seat of `rank`, for whom nobody waits yet."""
+        """Mark that a new worker has taken the seat of `rank`, before any worker waits for it."""
         self.lines[rank].arrivals = arrivals
         self.lines[rank].departure = int(Departure.PRESENT)
 
     def take_seat(self, rank: int) -> None:
-        """Report that this process is `rank`."""
+        """Record this process as the worker of `rank`."""
         self.lines[rank].take(os.getpid(), started_at(os.getpid()) or 0)
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
-        """Report where `rank` spent a step, in seconds; it stays until the next but one is told."""
+        """Store where `rank` spent a step, in seconds; overwritten two steps later."""
         told = self.lines[rank].told[step % 2]
         _TOLD.pack_into(told, 0, -1, *times)
         _STEP.pack_into(told, 0, step)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
-        """Return where `rank` spent a step; None if it has not said, or has said another since."""
+        """Return where `rank` spent a step; None if it has not been stored, or was overwritten."""
         view = self.lines[rank].told[step % 2]
         told = _TOLD.unpack_from(view)
         return told[1:] if told[0] == step == _STEP.unpack_from(view)[0] else None
 
     def step_under_way(self, rank: int) -> int | None:
-        """Return which step `rank` is in; None where it has told of its end, or begun none."""
+        """Return the step that `rank` is in; None if that step has ended or none has begun."""
         begun = self.lines[rank].begun
         told = self.times(rank, begun - 1) if begun else None
-        # Memory in which nothing was told yet looks like step 0, but none begins at 0 s.
+        # Memory that was never written looks like step 0, but no step begins at 0 s.
         is_over = not begun or (told is not None and told[0] > 0)
         return None if is_over else int(begun) - 1
 
     def show_wait(self, rank: int, what: bytes) -> None:
-        """Report what `rank` waits for elsewhere than at a meeting; empty: it goes on."""
+        """Store what `rank` waits for outside of a barrier; empty when the wait is over."""
         line = self.lines[rank]
         line.wait = what[:WAIT_BYTES] or line.wait
         line.num_waits = (line.num_waits | 1) + (not what)  # odd while it waits
 
     def wait_of(self, rank: int) -> tuple[int, bytes | None]:
-        """Count waits of `rank` elsewhere than at a meeting, and tell the one under way."""
+        """Return how many such waits of `rank` have begun or ended, and the current one or None."""
         count = self.lines[rank].num_waits
         return count, self.lines[rank].wait if count % 2 else None
 
     def note_call(self, rank: int, call: bytes) -> None:
-        """Report which collective of torch.distributed `rank` begins."""
+        """Store the collective of torch.distributed that `rank` begins."""
         line = self.lines[rank]
         line.call = call[:CALL_BYTES]
         line.num_calls += 1
 
     def call_of(self, rank: int) -> tuple[int, bytes]:
-        """Return how many collectives `rank` has begun, as far as it says so, and the newest."""
+        """Return how many collectives `rank` has recorded, and the newest."""
         line = self.lines[rank]
         return line.num_calls, line.call
 
     def post(self, rank: int, message: bytes) -> None:
-        """Put at most :data:`MAILBOX_BYTES` bytes into the mailbox of `rank`."""
+        """Store at most :data:`MAILBOX_BYTES` bytes in the mailbox of `rank`."""
         line = self.lines[rank]
         line.mail_bytes = len(message)
         memoryview(line.mail).cast("B")[: len(message)] = message
@@ -188,15 +189,15 @@ class ControlBlock:
         return bytes(memoryview(line.mail).cast("B")[: line.mail_bytes])
 
     def put_beside(self, which: int, data: bytes) -> None:
-        """Have workers of other hosts get some bytes with this worker's next arrival."""
+        """Send bytes to the workers of other hosts with this worker's next arrival."""
         return
 
     def beside(self, which: int) -> dict[int, bytes]:
-        """Take what workers of other hosts have sent with an arrival, by rank."""
+        """Return and remove what workers of other hosts sent with an arrival, by rank."""
         return {}
 
     def tell(self) -> None:
-        """Send what this process's worker says of itself to all other hosts."""
+        """Send this worker's line to all other hosts."""
         return
 
     def is_far(self, rank: int) -> bool:
@@ -204,18 +205,18 @@ class ControlBlock:
         return False
 
     def receive(self, timeout_s: float = 0.0) -> None:
-        """Take what workers of other hosts have said, or wait for it so many seconds."""
+        """Receive from workers of other hosts, waiting up to `timeout_s` for the first message."""
         return
 
     def close(self) -> None:
-        """Give the control block's file descriptor back; the mapping goes with the object."""
+        """Close the control block's file descriptor; the mapping lives as long as the object."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def control_block_bytes(world_size: int) -> int:
-    """Return how long the control block for some workers is."""
+    """Return the size of a control block for `world_size` workers."""
     return _HEAD_BYTES + world_size * _LINE_BYTES
 
 
@@ -228,7 +229,7 @@ _START_AGAIN = (
 
 @final
 class Barrier(MeetingPoint):
-    """One worker's view of it; `look_around` marks who has died, where no launcher does."""
+    """One worker's view of the barrier; `look_around` marks dead workers if no launcher does."""
 
     def __init__(
         self,
@@ -244,43 +245,43 @@ class Barrier(MeetingPoint):
         self._timeout_s, self._look_around = MEETING.in_s(), look_around
 
     def set_membership(self, ranks: Sequence[int]) -> None:
-        """Wait for these ranks from now on."""
+        """Wait only for these ranks from now on."""
         self._others = [other for other in ranks if other != self.rank]
         self.spin_s = spin_s(len(ranks))
 
     def departure(self, other: int) -> Departure:
-        """Look whether `other` has left, also without a word."""
+        """Return how `other` has left, after checking for workers that died silently."""
         self._look_around()
         return self._control.departure(other)
 
     def has_gone_further(self, other: int) -> bool:
-        """Return whether a worker has come to the meeting that this one comes to next."""
+        """Return whether a worker has reached the barrier that this worker reaches next."""
         return not self.missing([other], (self.arrivals + 1) % COUNTER)
 
     @property
     def arrivals(self) -> int:
-        """Count the meetings that this worker has come to, modulo 2³²."""
+        """The number of barriers that this worker has reached, modulo 2³²."""
         return int(self._line.arrivals)
 
     def arrive(self, purpose: str = "") -> None:
-        """Come to the next meeting. Collective: every rank calls it, in the same order."""
+        """Arrive at the next barrier. Collective: every rank calls it, in the same order."""
         self._line.purposes[(self.arrivals + 1) % 2].value = purpose.encode()[:PURPOSE_BYTES]
         add_and_wake(self._mine)
         self._control.tell()
 
     def vote(self, vote: int) -> None:
-        """Have a number, below 2³², read beside the next arrival of this worker."""
+        """Publish a number below 2³² with this worker's next arrival."""
         self._line.votes[(self.arrivals + 1) % 2] = vote
 
     def votes(self, ranks: Sequence[int]) -> dict[int, int]:
-        """Read what came with the arrivals that :meth:`wait` has waited for, by rank."""
+        """Return the votes that came with the arrivals that :meth:`wait` waited for, by rank."""
         which = self.arrivals % 2
         return {rank: self._control.lines[rank].votes[which] for rank in ranks}
 
     def wait(self) -> bool:
-        """Wait until the others have come where this worker has; False if one was lost before.
+        """Wait until the others arrive. Return False if a worker was lost before it arrived.
 
-        Whether a lost worker had come never changes, so all others stop at the same meeting.
+        Whether a lost worker had arrived never changes, so all others stop at the same barrier.
         """
         target = self.arrivals
         if not self.await_others(target, self._timeout_s):
@@ -298,26 +299,26 @@ class Barrier(MeetingPoint):
         return True
 
     def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
-        """See :class:`MeetingPoint`."""
+        """Return the missing workers that have left, after checking for silent deaths."""
         self._look_around()
         left = [(rank, self._control.departure(rank)) for rank in missing]
         return [one for one in left if one[1] != Departure.PRESENT]
 
     def lose(self, rank: int, how: Departure) -> None:
-        """See :class:`MeetingPoint`; a lost one is made up for."""
+        """Raise unless the lost worker will be replaced."""
         if not how.may_be_back:
             raise self._left(rank, how)
 
     def here(self) -> str:
-        """See :class:`MeetingPoint`."""
+        """Return the step that this worker is in."""
         return f"step {self._line.step}"
 
     def last_seen(self, rank: int) -> str:
-        """See :class:`MeetingPoint`."""
+        """Return the step that a worker was last seen in."""
         return f"last seen in step {self._control.lines[rank].step}"
 
     def rest(self, rank: int, seen: int, at_most_s: float) -> None:
-        """See :class:`MeetingPoint`; what workers of other hosts send wakes, too."""
+        """Sleep until a worker may have arrived; messages from other hosts wake it too."""
         if self._control.is_far(rank):
             self._control.receive(at_most_s)
         else:

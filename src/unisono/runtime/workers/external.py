@@ -1,12 +1,12 @@
-"""Workers that ``torchrun``, ``srun``, ``mpirun`` or a program of yours has started.
+"""Workers that ``torchrun``, ``srun``, ``mpirun`` or your own program has started.
 
-These launchers know nothing of what workers do together. So the first rank of each host makes the
-memory that its workers share, everybody watches over the others, and nobody is replaced: a lost
-worker is named in an error, and the launcher may start all workers again.
+These launchers know nothing of what workers do together. So the first rank of each host creates the
+memory that its workers share, all workers watch each other, and no worker is replaced: an error
+names the lost worker, and the launcher may restart all workers.
 
 Only the process that has taken a seat is a worker. It marks itself as one, as our launcher marks
-its own (``UNISONO_PID``); what it starts inherits the mark, sees that another process is meant, and
-is refused a seat.
+its workers (``UNISONO_PID``). A process that it starts inherits the mark, sees that the mark names
+another process, and cannot take a seat.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHARING = "sharing memory"
 
 
 class ExternallyLaunched(Supervisor):
-    """What workers of another launcher do for each other. Final; made by :meth:`meet`."""
+    """The supervisor of workers that another launcher has started. Made by :meth:`meet`."""
 
     hears_signals = True
 
@@ -55,7 +55,7 @@ class ExternallyLaunched(Supervisor):
 
     @classmethod
     def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
-        """Take this process's seat among the workers of its job. Collective, once in a process."""
+        """Take this process's seat among the workers of its job. Collective, once per process."""
         places = rendezvous.places
         several = places.ranks_of_host if len(places.ranks_of_host) > 1 else ()
         address = _check_hosts(several, here) if several else ""
@@ -68,16 +68,16 @@ class ExternallyLaunched(Supervisor):
         return supervisor
 
     def look(self) -> None:
-        """Mark who has died without a word."""
+        """Mark workers that died without reporting it."""
         for rank in self._neighbours:
             line = self.control.lines[rank]
-            # Who leaves says so before its end, so the end is looked for first.
+            # A worker that leaves reports it before its process ends, so check for the end first.
             if rank != self.world.rank and line.has_died and line.departure == Departure.PRESENT:
                 self.control.leave(rank, Departure.DIED)
         self.control.receive()
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
-        """Share memory that a host's first rank makes. Collective: every rank calls it."""
+        """Share memory that each host's first rank creates. Collective: every rank calls it."""
         is_first = self.world.rank == self._first
         fd = create_memory(_MEMORY_NAME, num_bytes) if is_first else -1
         heard = gather(json.dumps([key, num_bytes, os.getpid(), fd]).encode(), _SHARING)
@@ -91,7 +91,7 @@ class ExternallyLaunched(Supervisor):
 
 
 def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str:
-    """See that workers are on several hosts as they are meant to be; give this one's address."""
+    """Check that ranks are spread over hosts as declared; return this host's address."""
     for ranks in ranks_of_host:
         if ranks[-1] - ranks[0] >= len(ranks):
             raise RendezvousError(
@@ -108,7 +108,7 @@ def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str
 
 
 def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
-    """Share the control block that a host's first rank makes. Collective: every rank calls it."""
+    """Share the control block of each host's first rank. Collective: every rank calls it."""
     places = rendezvous.places
     num_bytes, first = control_block_bytes(len(places.local_ranks)), places.local_ranks[0]
     fd = create_memory(MEMORY_NAME, num_bytes) if places.rank == first else -1
@@ -122,19 +122,19 @@ def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
         control = among_hosts = HostsControlBlock(fd, places)
         among_hosts.connect(links)
     control.take_seat(places.rank)
-    # Once everybody has mapped it nobody needs to find it any more.
+    # Once all have mapped it, the descriptor is no longer needed.
     rendezvous.gather("unisono.Trainer", None)
     control.close()
     return control
 
 
 def _tell_the_end(control: ControlBlock, rank: int) -> None:
-    """Have the end of this process told to those who wait; a killed one cannot, and is seen."""
+    """Report the end of this process to the others; they detect a killed process themselves."""
     pid = os.getpid()
     call_before = sys.excepthook
 
     def leave(how: Departure) -> None:
-        # Not in a child that was forked, which inherits all this.
+        # Not in a forked child, which inherits these hooks.
         if os.getpid() == pid and control.departure(rank) == Departure.PRESENT:
             control.leave(rank, how)
 

@@ -1,10 +1,10 @@
-"""How do ranks wait for each other at a store? Each leaves a value, and waits for the others'.
+"""How do ranks wait for each other at a store? Each stores a value and waits for the others'.
 
-    rank 0   set "what/0" ─ check "what/0 … what/n−1" ─ look who is missing ─ … ─ all are there
-    rank 1   set "what/1" ─ …                                one who gives up leaves the reason
+    rank 0   set "what/0" ─ check "what/0 … what/n−1" ─ see who is missing ─ … ─ all are there
+    rank 1   set "what/1" ─ …                                a rank that gives up stores why
 
-A rank that can tell that the others will never all come says so in the store, so that all end
-alike. Nothing waits inside of the store, where no signal would be heard.
+A rank that can tell that the others will never all arrive stores its error, so that all ranks raise
+the same one. No wait happens inside of the store, where signals would not be handled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from unisono.runtime.timeouts import NOTICE
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# Told those who have come, by rank, those who are missing, and how long they were waited for.
+# Called with the values so far, by rank, the missing ranks, and the seconds waited.
 Look = Callable[[Mapping[int, Any], Sequence[int], float], None]
 
 _REFUSED = "refused"
 _PAUSE_S = 5e-3
 _LOOK_EVERY_S = 0.1
-# For so long torch's store looks for its file.
+# torch's store looks for its file for up to this long.
 _STORE_ANSWERS_WITHIN_S = 5.0
 _STAYS_AT_MOST_S = 10.0
 _FIELDS = ("rank", "missing", "waited_s")
@@ -43,25 +43,25 @@ _ERRORS: Mapping[str, Callable[..., errors.UnisonoError]] = {
 @final
 @dataclass
 class Gathering:
-    """Ranks that gather values, once or several times."""
+    """Gather values from all ranks, once or several times."""
 
-    store: Store  # torch's, with keys that nobody else uses
+    store: Store  # torch's, with keys that nothing else uses
     rank: int  # this rank
-    world_size: int  # how many there are to be
+    world_size: int  # the number of ranks
     _: KW_ONLY
-    where: str  # what they come to, for messages
-    timeout_s: float  # how long each may take, in seconds
-    # called now and then; raises where a rank will never come
+    where: str  # what the ranks wait in, for messages
+    timeout_s: float  # the limit of each gather, in seconds
+    # called regularly; raises if a rank will never arrive
     look: Look = lambda heard, missing, waited_s: None
-    # what to do about one that did not come
+    # what to do about a rank that did not arrive
     advice: str = "look whether it was started, and what it does there."
-    speaks: bool = True  # whether a long wait is said
-    is_held: bool = False  # whether rank 0 holds the store, which ends with it
+    speaks: bool = True  # whether to report a long wait
+    is_held: bool = False  # whether rank 0 hosts the store, which ends with it
 
     def gather(self, what: str, mine: object) -> list[Any]:
         """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
 
-        If rank 0 holds the store, it returns when all ranks have all values.
+        If rank 0 hosts the store, it returns once all ranks have read all values.
         """
         try:
             self.store.set_timeout(timedelta(seconds=_STORE_ANSWERS_WITHIN_S))
@@ -81,7 +81,7 @@ class Gathering:
         return heard
 
     def _stay(self, what: str) -> None:
-        """Have rank 0 stay until the others have read everything, or for a while."""
+        """Keep rank 0 until the others have read everything, up to a limit."""
         self.store.set(f"{what}/{self.rank}", "")
         until_s = time.monotonic() + _STAYS_AT_MOST_S
         keys = [f"{what}/{rank}" for rank in range(self.world_size)]
@@ -104,7 +104,7 @@ class Gathering:
         return json.loads(self.store.get(key))
 
     def _look_around(self, keys: Sequence[str], heard: dict[int, Any], waited_s: float) -> None:
-        """Raise if the wait is in vain."""
+        """Raise if a rank will never arrive, or is too late."""
         missing = self._missing(keys, heard)
         try:
             if self.store.check([_REFUSED]):
@@ -113,7 +113,7 @@ class Gathering:
             if waited_s >= self.timeout_s:
                 raise too_late(self.world_size, self.where, self.timeout_s, missing, self.advice)
         except errors.UnisonoError as error:
-            # What a rank wrote before it ended counts.
+            # Values that a rank stored before it ended count.
             if self._missing(keys, heard) != missing:
                 return
             self._refuse(error)
@@ -130,7 +130,7 @@ class Gathering:
         return [rank for rank in range(self.world_size) if rank not in heard]
 
     def _refuse(self, error: errors.UnisonoError) -> None:
-        """Have all others raise this error, too."""
+        """Make all other ranks raise this error as well."""
         fields = {name: value for name, value in vars(error).items() if name in _FIELDS}
         with contextlib.suppress(RuntimeError):  # the store may be gone
             self.store.set(_REFUSED, json.dumps([type(error).__name__, str(error), fields]))
@@ -139,7 +139,7 @@ class Gathering:
 def too_late(
     world_size: int, where: str, timeout_s: float, missing: Sequence[int], advice: str
 ) -> errors.WaitTimeoutError:
-    """Say that ranks did not come in time, and what to do."""
+    """Return the error for ranks that did not arrive in time."""
     have = "has" if len(missing) == 1 else "have"
     return errors.WaitTimeoutError(
         f"all {world_size} ranks must come to {where} within {timeout_s:g} s, but "
@@ -150,7 +150,7 @@ def too_late(
 
 
 def _error_of(refused: Sequence[Any]) -> errors.UnisonoError:
-    """Make the error again that another rank has raised."""
+    """Rebuild the error that another rank raised."""
     name, text, fields = refused
     if "missing" in fields:
         fields["missing"] = tuple(fields["missing"])

@@ -1,12 +1,12 @@
-"""How do workers of different hosts talk? Over one connection for each pair of them.
+"""How do workers of different hosts communicate? Over one connection per pair of workers.
 
 Each worker listens on one address until all have connected. Both sides of a connection prove that
-they know the job's token, hashed with their ranks. Callers that do not are turned away, and one
-that sends nothing delays nobody.
+they know the job's token, hashed with their ranks. Callers without the token are rejected, and a
+caller that sends nothing delays nobody.
 
-Frames are a length (u32) and that many bytes. There are no heartbeats: the kernel asks whether a
-silent host is still there, and a connection that is not acknowledged for some seconds fails. So a
-stopped worker is not taken for a lost host.
+A frame is its length (u32) followed by that many bytes. There are no heartbeats: the kernel probes
+a silent host, and a connection fails if it is not acknowledged for some seconds. So a stopped
+worker is not mistaken for a lost host.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from unisono.runtime.timeouts import RENDEZVOUS
 from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.rendezvous import Rendezvous
 
-# After so long without a sign of life a host, or the link to it, is taken for lost. A link that is
-# cut for five seconds is survived: what was sent meanwhile is sent again every second.
+# After this long without a sign of life a host, or the link to it, counts as lost. A link that is
+# cut for five seconds survives: the kernel resends unacknowledged data every second.
 LOST_AFTER_S = 8.0
-_TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
+_TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not defined in Python; older kernels reject it
 _LENGTH = struct.Struct("<I")
 _HELLO = struct.Struct("<I32s")
 _READ_BYTES = 1 << 18
@@ -44,7 +44,7 @@ Address = Sequence[Any]
 
 
 class HostLinks:
-    """One worker's connections to those of other hosts. Final; made by :func:`connect_hosts`."""
+    """One worker's connections to those of other hosts. Made by :func:`connect_hosts`."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
         self._sockets = dict(sockets)
@@ -58,14 +58,14 @@ class HostLinks:
             self._poll.register(link, select.POLLIN)
 
     def send(self, frame: bytes) -> None:
-        """Send a frame to every worker of other hosts, as far as the kernel takes it now."""
+        """Send a frame to every worker of other hosts, as far as the kernel accepts it now."""
         data = _LENGTH.pack(len(frame)) + frame
         for rank in list(self._sockets):
             self._outgoing[rank] += data
             self._flush(rank)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, bytes | Departure]]:
-        """Yield ranks with the frames that come within so many seconds, or how they are lost."""
+        """Yield (rank, frame) as frames arrive within `timeout_s`, or (rank, how it was lost)."""
         for rank in list(self._sockets):
             self._flush(rank)
         for fd, _ in self._poll.poll(timeout_s * 1000):
@@ -77,12 +77,12 @@ class HostLinks:
                 yield rank, gone
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for rank in list(self._sockets):
             self._drop(rank)
 
     def _read(self, rank: int) -> Departure | None:
-        """Read what has come; gives how the worker is lost, if it is."""
+        """Read what has arrived; return how the worker was lost, or None."""
         link, incoming = self._sockets[rank], self._incoming[rank]
         try:
             while chunk := link.recv(_READ_BYTES):
@@ -96,7 +96,7 @@ class HostLinks:
         return Departure.DIED
 
     def _flush(self, rank: int) -> None:
-        """Send what is left; an error is noticed where the connection is read."""
+        """Send what is buffered; :meth:`_read` notices errors."""
         outgoing = self._outgoing[rank]
         with contextlib.suppress(OSError):
             while outgoing:
@@ -118,7 +118,7 @@ class HostLinks:
 
 
 def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
-    """Connect this worker with every one of other hosts. Collective: every rank calls it."""
+    """Connect this worker to every worker of other hosts. Collective: every rank calls it."""
     places, token = rendezvous.places, rendezvous.token
     others = set(range(places.world_size)) - set(places.local_ranks)
 
@@ -147,10 +147,10 @@ def connect_ranks(
     look: Callable[[], None],
     within_s: float,
 ) -> dict[int, socket.socket]:
-    """Connect this worker with others; of each two, the higher rank calls the lower one.
+    """Connect this worker to others; of each pair, the higher rank connects to the lower one.
 
-    It listens at `address` alone until all have connected. `tell` tells the others where, and gives
-    where each of them does, with its token.
+    It listens only at `address`, until all have connected. `tell` publishes where it listens, and
+    returns the address and token of each of the others.
     """
     links: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -170,7 +170,7 @@ def connect_ranks(
 
 
 def _call_rank(rank: int, place: Address, token: str, me: int, deadline: float) -> socket.socket:
-    """Connect to a worker that listens, until a time of ``time.monotonic``; both show the token."""
+    """Connect to a worker until `deadline` (``time.monotonic``); both sides prove the token."""
     link = None
     try:
         left_s = max(0.1, deadline - time.monotonic())
@@ -200,7 +200,7 @@ def _take_calls(
     look: Callable[[], None],
     deadline: float,
 ) -> Iterator[tuple[int, socket.socket]]:
-    """Yield a connection of each rank, as they come."""
+    """Yield a connection to each missing rank, in order of arrival."""
     listening.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
@@ -237,7 +237,7 @@ def _unreached(seen: str) -> RendezvousError:
 
 
 def _let_in(listening: socket.socket, selector: selectors.BaseSelector) -> None:
-    """Take a connection; of too many that have shown nothing yet the oldest is closed."""
+    """Accept a connection; close the oldest if too many have not identified themselves."""
     with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
         caller, _ = listening.accept()
         caller.setblocking(False)
@@ -252,7 +252,7 @@ def _callers(selector: selectors.BaseSelector) -> list[socket.socket]:
 
 
 def _hear(caller: socket.socket, hello: bytearray, me: int, token: str) -> int | None:
-    """Answer a caller; gives its rank, -1 if it does not know the token, None: not all is here."""
+    """Answer a caller. Return its rank, -1 if it lacks the token, or None if data is missing."""
     with contextlib.suppress(OSError):
         while len(hello) < _HELLO.size:
             try:
@@ -284,7 +284,7 @@ def _exactly(link: socket.socket, num_bytes: int) -> bytes:
 
 
 def watch_link(link: socket.socket) -> None:
-    """Be ready to send and receive, and have the kernel notice when the other host is gone."""
+    """Make a connection non-blocking, and let the kernel detect the loss of the other host."""
     link.setblocking(False)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -292,7 +292,7 @@ def watch_link(link: socket.socket) -> None:
 
 
 def notice_lost_host(link: socket.socket) -> None:
-    """Have a connection fail when the other host is gone."""
+    """Make a connection fail once the other host is gone."""
     tcp = socket.IPPROTO_TCP
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
@@ -303,6 +303,6 @@ def notice_lost_host(link: socket.socket) -> None:
 
 
 def resend_soon(link: socket.socket) -> None:
-    """Send what is not acknowledged again every second, if the kernel supports that."""
+    """Resend unacknowledged data every second if the kernel supports it."""
     with contextlib.suppress(OSError):
         link.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MS)

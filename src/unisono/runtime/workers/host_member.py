@@ -1,24 +1,25 @@
-"""A worker of a job on several hosts, each with a launcher of ours that replaces lost workers.
+"""A worker of a job on several hosts, each with its own launcher that replaces lost workers.
 
-Each launcher works as on a single host: it shares memory, starts a replacement, and has it run the
-program up to where the others are. Then all workers of all hosts begin again together::
+Each launcher works as on a single host: it shares memory, starts a replacement, and lets it run the
+program up to where the others are. Then all workers of all hosts restart together::
 
     host 0   worker 0  step 812 ─ misses worker 3 ──── waits ────┐
-             worker 1  step 812 ─ misses worker 3 ──── waits ────┤ all connect anew, and go back to
-    host 1   worker 2  step 812 ─ misses worker 3 ──── waits ────┤ the newest snapshot: step 809 ─►
+             worker 1  step 812 ─ misses worker 3 ──── waits ────┤ all reconnect and return to the
+    host 1   worker 2  step 812 ─ misses worker 3 ──── waits ────┤ newest snapshot: step 809 ─►
              worker 3  step 8✕       replaced ─ the program ─────┘
 
-They meet in *rounds*, which the store counts. A loss during a round closes it: the count goes up,
-and all meet in the next. So workers may be lost at any time and any number of times. Where they
-begin again depends on what they do:
+They rendezvous in *rounds*, which the store counts. A loss during a round closes it: the count is
+incremented, and all enter the next round. So workers may be lost at any time and any number of
+times. Where they restart depends on what they do:
 
 * in a loop: at the newest snapshot. Each host has every snapshot in its launcher's memory, so they
-  agree on a number alone: that of the newest one that any worker knows to be whole.
-* elsewhere, or before a loop's first snapshot: with the present replicated call. Workers that have
-  finished it leave its outcome in the store, where the others find it.
+  only agree on a number: that of the newest snapshot that any worker knows to be complete.
+* elsewhere, or before a loop's first snapshot: at the current replicated call. Workers that have
+  finished the call store its outcome, which the others read.
 
-While no connections exist, each worker listens at an address that it leaves in the store. The
-others connect there and send nothing: its kernel answers, however busy or stopped the worker is.
+While there are no connections, each worker listens at an address that it publishes in the store.
+The others connect there and send nothing: the worker's kernel answers even if the worker is busy or
+stopped.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ _ATTEMPTS = 3
 
 @final
 class HostMember(LauncherLink):
-    """The end of a worker whose launcher is one of several, one on each host."""
+    """The link of a worker whose launcher is one of several, one per host."""
 
-    # Its launcher knows of its own host alone.
+    # The launcher knows only its own host.
     explains_waits = False
 
     def __init__(self) -> None:
@@ -98,20 +99,20 @@ class HostMember(LauncherLink):
         return self._hosts_control
 
     def open_store(self) -> Store:
-        """See :class:`LauncherLink`; a part of the one at MASTER_ADDR."""
+        """Open a part of the store at MASTER_ADDR."""
         return prefixed("program", self._store)
 
     def connect(self) -> None:
-        """Reach the workers of other hosts; a replacement does so later. Collective."""
+        """Connect to the workers of other hosts; a replacement does so later. Collective."""
         if not self._is_replacement:
             self._begin_again(0)
 
     def look(self) -> None:
-        """See :class:`Supervisor`; what other hosts have sent says who is lost there."""
+        """Receive from other hosts, which marks the workers lost there."""
         self._hosts_control.receive()
 
     def tell(self, message: messages.Told) -> None:
-        """See :class:`LauncherLink`; other hosts are told what they may have to know."""
+        """Send a message to the launcher, and publish to other hosts what they may need."""
         if isinstance(message, messages.LoopBegan):
             self._loop = message.facts
             self._keep(f"loop {message.index}", json.dumps(dict(message.facts)).encode())
@@ -123,7 +124,7 @@ class HostMember(LauncherLink):
         super().tell(message)
 
     def outcome(self, index: int, name: str) -> bytes | None:
-        """See :class:`Supervisor`."""
+        """Return the outcome of a replicated call that others have finished, or None."""
         if not self._is_over(index):
             return None
         said, _, payload = self._store.get(f"outcome {index}").partition(b"\n")
@@ -136,16 +137,16 @@ class HostMember(LauncherLink):
         return payload
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> messages.Membership:
-        """See :class:`Supervisor`; returns when all are there again, on all hosts.
+        """Wait until all workers of all hosts are back.
 
-        A StepBrokenError where others have come to the end of what this worker does.
+        Raises a StepBrokenError if others have finished the call that this worker is in.
         """
         if between_steps and self.control.head.end:
             return super().stopped(arrivals, between_steps=True)  # where this process is ended
         if not self.can_go_back:
             how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
             left = [rank for rank, one in how.items() if one != Departure.PRESENT]
-            # Others stand still already, as they miss the same one.
+            # Prefer the lost worker: the others have already stopped because of it.
             lost = min(left, key=lambda rank: how[rank] == Departure.STOPPED)
             why = (
                 "what is called between two steps of a custom loop cannot begin again, except for "
@@ -157,7 +158,7 @@ class HostMember(LauncherLink):
             return self._begin_again(arrivals)
 
     def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
-        """See :class:`LauncherLink`; all begin again where the replacement has come to."""
+        """Catch up through this host's launcher, then restart with all other workers."""
         self._index = index
         if not self._is_member:
             with self._waiting():
@@ -176,10 +177,10 @@ class HostMember(LauncherLink):
         return messages.Live(membership, self.agreed_loop, is_alone=True)
 
     def _begin_again(self, arrivals: int) -> messages.Membership:
-        """Wait for all workers of all hosts, and connect with them anew. Collective."""
+        """Wait for all workers of all hosts, and reconnect to them. Collective."""
         failures = 0
         while not self._is_over(self._index):
-            # Others may wait for this worker where they do not miss the lost one.
+            # Workers that have not noticed the loss may still wait for this one.
             self.control.leave(self.world.rank, Departure.STOPPED)
             while any(line.departure == Departure.LOST for line in self._neighbours):
                 with self._waiting():
@@ -189,7 +190,7 @@ class HostMember(LauncherLink):
             except _RoundClosedError:
                 continue
             except RendezvousError as error:
-                # One that was lost a moment ago is not reached.
+                # A worker that was lost a moment ago cannot be reached.
                 failures += 1
                 if failures == _ATTEMPTS or isinstance(error.__cause__, TimeoutError):
                     raise
@@ -197,7 +198,7 @@ class HostMember(LauncherLink):
 
     @contextmanager
     def _store_asked(self) -> Iterator[None]:
-        """Say so if the host with the store is lost."""
+        """Raise an error that names rank 0 if the host with the store is lost."""
         try:
             yield
         except RuntimeError as error:
@@ -212,7 +213,7 @@ class HostMember(LauncherLink):
             mine = [self._index, arrivals, max(newest, self._snapshot), self._loop]
             heard = rendezvous.gathering(_WHERE, MEETING.in_s()).gather("workers", mine)
             indices, counts, snapshots, loops = zip(*heard, strict=True)
-            if len(set(indices)) > 1:  # those behind are to find what has come of it
+            if len(set(indices)) > 1:  # those behind read the outcome first
                 raise _RoundClosedError
             links = connect_hosts(rendezvous, self.address)
             self._hosts_control.connect(links, (max(counts) + 2) % COUNTER)
@@ -226,7 +227,10 @@ class HostMember(LauncherLink):
         return messages.Membership(tuple(range(self.world.world_size)), 0, number)
 
     def _enter_round(self) -> int:
-        """Return in which round all meet now; nobody, nor one that it replaces, is twice in one."""
+        """Return the number of the current round; each rank enters a round at most once.
+
+        Replacements count as the rank that they replace.
+        """
         self._store.compare_set(_ROUND, "", "0")
         while True:
             number = int(self._store.get(_ROUND))
@@ -263,7 +267,7 @@ class HostMember(LauncherLink):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Have other hosts looked at while this one's launcher lets nobody go on."""
+        """Keep checking the other hosts while waiting for this host's launcher."""
         self._waits = True
         try:
             yield
@@ -271,7 +275,7 @@ class HostMember(LauncherLink):
             self._waits = False
 
     def _look_at_hosts(self) -> None:
-        """Give up where nobody will come in the place of a lost worker."""
+        """Raise if a lost worker will not be replaced."""
         self.look()
         for rank in range(self.world.world_size):
             how = self.control.departure(rank)
@@ -288,14 +292,14 @@ class HostMember(LauncherLink):
         return [None if line.has_died else line.process for line in self._neighbours]
 
     def _is_over(self, index: int) -> bool:
-        """Return whether others have come to the end of a replicated call."""
+        """Return whether others have finished a replicated call."""
         return bool(self._store.check([f"outcome {index}"]))
 
     def _keep(self, key: str, value: bytes) -> None:
-        """Leave something in the store, if that is still there at the program's end."""
+        """Store a value unless it is there; ignore a store that has ended with the program."""
         try:
             if self.can_replace and not self._store.check([key]):
-                self._store.set(key, value)  # type: ignore[arg-type]  # takes bytes, too
+                self._store.set(key, value)  # accepts bytes as well
         except RuntimeError:
             return
 
@@ -305,16 +309,16 @@ class HostMember(LauncherLink):
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         limit = timedelta(seconds=RENDEZVOUS.in_s())
         store = TCPStore(address, port, None, False, limit, wait_for_workers=False)
-        # A wait for its answer hears of nothing else.
+        # Let a wait for the store's answer fail if its host is lost.
         for fd in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as link:
-                if link.getpeername()[1:2] == (port,):  # of a local socket it is a text
+                if link.getpeername()[1:2] == (port,):  # a string for a local socket
                     notice_lost_host(link)
         return prefixed(f"unisono/{os.environ[TOKEN_VARIABLE]}", store)
 
 
 class _RoundClosedError(BaseException):
-    """A worker was lost while all met: they meet again."""
+    """A worker was lost during a round: all enter the next one."""
 
 
 def _ended(rank: int, why: str) -> UnisonoError:
@@ -331,7 +335,7 @@ _BACKLOG = 4096
 
 @final
 class Heartbeats:
-    """What one worker shows to the others, and sees of them."""
+    """Listen for the other workers' checks, and check whether they are alive."""
 
     def __init__(self, store: Store, rank: int, address: str) -> None:
         self._store, self._rank, self._address = store, rank, address
@@ -341,14 +345,14 @@ class Heartbeats:
         self._silent_since_s: dict[int, float] = {}
 
     def show(self) -> None:
-        """Be seen from now on."""
+        """Start listening, and publish the address."""
         if self._listening is None:
             self._listening = socket.create_server((self._address, 0), backlog=_BACKLOG)
             place = json.dumps(self._listening.getsockname()[:2])
             self._store.set(_key(self._rank), place)
 
     def hide(self) -> None:
-        """Be seen no more, nor look at anybody, as all are connected."""
+        """Stop listening and close all heartbeat connections."""
         for link in self._links.values():
             link.close()
         if self._listening is not None:
@@ -358,21 +362,21 @@ class Heartbeats:
         self._silent_since_s.clear()
 
     def silent_s(self, rank: int) -> float:
-        """Return for how long no rank has been seen, as far as this worker has looked."""
+        """Return how long the current worker of `rank` has not answered; 0.0 if it answers."""
         place = self._store.get(_key(rank)).decode() if self._store.check([_key(rank)]) else ""
         if place != self._places.get(rank, ""):
             self._places[rank] = place
             self._call(rank, *json.loads(place))
         try:
             if rank in self._links:
-                self._links[rank].recv(1)  # what nobody ever says
+                self._links[rank].recv(1)  # the others never send anything
         except BlockingIOError:
             self._silent_since_s.pop(rank, None)
             return 0.0
         except ConnectionResetError:
             pass
         except OSError:
-            return math.inf  # its kernel has been silent for long
+            return math.inf  # the kernel of its host has not answered for long
         now_s = time.monotonic()
         return now_s - self._silent_since_s.setdefault(rank, now_s)
 

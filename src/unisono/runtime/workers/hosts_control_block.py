@@ -1,8 +1,8 @@
-"""The control block of one of several hosts: workers of other hosts have their lines here, too.
+"""The control block of one of several hosts, with lines for the workers of other hosts.
 
-The workers of this host share it as on a single host. What a worker of another host writes into its
-line and mailbox reaches each process with its next arrival, in memory of that process alone: so no
-older view overwrites a newer one.
+The workers of this host share it as on a single host. The line and mailbox of a worker on another
+host arrive with its next arrival, in memory private to each process: so an older view never
+overwrites a newer one.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from unisono.runtime.workers.host_links import HostLinks
 from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.rendezvous import RankPlaces
 
-# What others need of a line: not where it hangs, which is looked at on its own host.
+# What other hosts need of a line: not the current wait, which only its own host reports.
 _TOLD_BYTES = RankLine.num_waits.offset
 _SIZE_BYTES = 8
 
 
 @final
 class HostsControlBlock(ControlBlock):
-    """A control block of which other hosts see this worker's line.
+    """A control block that sends this worker's line to other hosts.
 
-    `fd` is the memory of this host's workers; `are_replaced`: whether one that dies is.
+    `fd` is the memory of this host's workers. `are_replaced`: whether workers that die are
+    replaced.
     """
 
     can_spin = False
@@ -37,14 +38,14 @@ class HostsControlBlock(ControlBlock):
         self._mail, self._put = b"", [b"", b""]
         self._came: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         self._dead = Departure.LOST if are_replaced else Departure.DIED
-        # Mapped for this process alone.
+        # Mapped for this process only.
         self._far_ranks = frozenset(range(places.world_size)) - frozenset(here)
         own, self.lines = self.lines, ControlBlock(-1, places.world_size).lines
         self.lines[here[0] : here[-1] + 1] = own
         self._far = [self.lines[rank] for rank in self._far_ranks]
 
     def connect(self, links: HostLinks, arrivals: int = 0) -> None:
-        """Hear from workers of other hosts; before, all have come to so many meetings."""
+        """Use new links to other hosts, and reset all ranks to `arrivals` barriers reached."""
         self._links.close()
         self._links = links
         self._mail, self._put = b"", [b"", b""]
@@ -54,13 +55,13 @@ class HostsControlBlock(ControlBlock):
             self.come_back(rank, arrivals)
 
     def leave(self, rank: int, how: Departure) -> None:
-        """See :class:`ControlBlock`."""
+        """Mark that `rank` has left; publish it if it is this worker."""
         super().leave(rank, how)
         if rank == self._rank:
             self.tell()
 
     def receive(self, timeout_s: float = 0.0) -> None:
-        """See :class:`ControlBlock`."""
+        """Receive the lines of workers on other hosts, and mark workers that are lost."""
         for rank, said in self._links.receive(timeout_s):
             if isinstance(said, bytes):
                 self._take(rank, said)
@@ -69,30 +70,30 @@ class HostsControlBlock(ControlBlock):
 
     @property
     def wish(self) -> int:
-        """See :class:`ControlBlock`; that of any host does."""
+        """Whether any host's launcher wishes that all workers stop."""
         return int(self.head.wish or max((line.wish for line in self._far), default=0))
 
     def is_far(self, rank: int) -> bool:
-        """See :class:`ControlBlock`."""
+        """Return whether a worker is on another host."""
         return rank in self._far_ranks
 
     def post(self, rank: int, message: bytes) -> None:
-        """See :class:`ControlBlock`."""
+        """Store a message in the mailbox of `rank`, and send it with the next arrival."""
         super().post(rank, message)
         self._mail = message
 
     def put_beside(self, which: int, data: bytes) -> None:
-        """See :class:`ControlBlock`."""
+        """Send bytes to other hosts with the next arrival of that parity."""
         self._put[which] = data
 
     def beside(self, which: int) -> dict[int, bytes]:
-        """See :class:`ControlBlock`."""
+        """Return and remove what other hosts sent with an arrival, by rank."""
         came = dict(self._came[which])
         self._came[which].clear()
         return came
 
     def tell(self) -> None:
-        """Send this worker's line, its new mail and what is put beside it to all other hosts."""
+        """Send this worker's line, new mail and extra bytes to all other hosts."""
         line = self.lines[self._rank]
         line.wish = self.head.wish
         which = line.arrivals % 2

@@ -1,6 +1,7 @@
-"""Under which address do other hosts reach this one? On the interface that was named.
+"""At which address do other hosts reach this one? On the interface that the user named.
 
-If none was, on the one through which the rendezvous is reached. Nothing listens on all addresses.
+Without one, on the interface through which the rendezvous is reached. Nothing listens on all
+addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ INTERFACE_VARIABLE = "UNISONO_INTERFACE"
 
 
 def address_here(environ: Mapping[str, str] | None = None) -> str:
-    """Find this host's address for the others, by what `environ` says of where they meet."""
+    """Return this host's address for other hosts, from the rendezvous in `environ`."""
     environ = os.environ if environ is None else environ
     where, port = environ.get("MASTER_ADDR", ""), int(environ.get("MASTER_PORT", "0") or 0)
     name, towards = environ.get(INTERFACE_VARIABLE), address_towards(where, port)
@@ -31,7 +32,7 @@ def address_here(environ: Mapping[str, str] | None = None) -> str:
 
 
 def interface_here() -> str:
-    """Name the interface of :func:`address_here`; raises as that does."""
+    """Return the name of the interface with :func:`address_here`; raises as that does."""
     address, named = address_here(), os.environ.get(INTERFACE_VARIABLE)
     return named or next(name for name, there in _addresses().items() if address in there)
 
@@ -42,7 +43,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _address_of(name: str) -> str:
-    """Look up an interface's IPv4 address, or its IPv6 address if it has no other."""
+    """Return an interface's IPv4 address, or its IPv6 address if it has no other."""
     if there := _addresses().get(name):
         return there[0]
     raise RendezvousError(
@@ -52,8 +53,8 @@ def _address_of(name: str) -> str:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """List each interface's addresses, IPv4 first, but for those of one link alone."""
-    import psutil  # takes 15 ms, and is of no use on one host
+    """Return each interface's addresses, IPv4 first, without link-local ones."""
+    import psutil  # takes 15 ms, and one host does not need it
 
     families = (socket.AF_INET, socket.AF_INET6)
     return {
@@ -68,7 +69,7 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def address_towards(where: str, port: int = 0) -> str:
-    """Find the address that packets to another one would come from; none is sent."""
+    """Return the source address of packets to a host, without sending any."""
     try:
         found = socket.getaddrinfo(where, port or 1, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, place = found[0]

@@ -1,15 +1,15 @@
-"""Ctrl-C and notices to workers without a launcher of ours: plain Python, torchrun, srun, mpirun.
+"""Ctrl-C and preemption notices without our launcher: plain Python, torchrun, srun, mpirun.
 
-Finish the step, keep it, then end. The first signal asks, even if one worker alone gets it, and the
-others hear of it at their next meeting; the second ends at once. Some launchers send each signal
-twice.
+Finish the step, save it, then end. The first signal requests this, even if only one worker receives
+it; the others learn of it at their next barrier. The second signal ends the program at once. Some
+launchers send each signal twice.
 
-A request outlives the loop that it comes in. The end of the loop honours it; a notice between two
-loops is honoured by whatever the workers do together next, or by the end of the program. Ctrl-C is
-Python's own there, and so is everything where somebody types commands.
+A request outlives the loop that it arrives in, and takes effect at the end of the loop. A notice
+between two loops takes effect at the workers' next collective call, or at the end of the program.
+Ctrl-C between loops is handled by Python, and so are all signals in interactive sessions.
 
-A handler of the program's own, such as submitit's, which puts its job into the queue again, is
-called once the checkpoint is written. Where it returns, training goes on.
+The program's own handler, such as submitit's, which requeues its job, is called once the checkpoint
+is written. If it returns, training continues.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from unisono.runtime.world import per_process
 
 
 class Interrupts:
-    """Takes note of signals instead of ending. Final; use :func:`interrupts`.
+    """Record signals instead of ending the program; use :func:`interrupts`.
 
-    It is the handler, which :func:`unisono.runtime.signals.is_free` knows by `gives_way`.
+    The object is the signal handler, which :func:`unisono.runtime.signals.is_free` knows by
+    `gives_way`.
     """
 
     gives_way = True
@@ -45,7 +46,7 @@ class Interrupts:
         self._say: Callable[[str], None] = say
         self._kept: Callable[[], str] = str
         self._before: dict[int, Any] = {}
-        self._heard: set[int] = set()  # signals that this worker has got itself
+        self._heard: set[int] = set()  # signals that this worker received itself
         self._heard_at_s = 0.0
         self._num_loops = 0
 
@@ -53,7 +54,7 @@ class Interrupts:
     def in_loop(
         self, team: Team, say: Callable[[str], None], kept: Callable[[], str]
     ) -> Iterator[None]:
-        """Take note of signals in a loop; `kept` says where its newest checkpoint is."""
+        """Record signals during a loop; `kept` returns where its newest checkpoint is."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -73,14 +74,14 @@ class Interrupts:
                 self._leave_loop()
 
     def honour(self, team: Team) -> None:
-        """End the program if a signal asks for it. Collective where workers hear signals."""
+        """End the program if a signal requests it. Collective where workers receive signals."""
         if team.supervisor.hears_signals:
             signum = max((team.vote(team.signal, "signals") or {0: 0}).values())
             if signum:
                 self.end(signum)
 
     def end(self, signum: int) -> None:
-        """End the program as `signum` asks; a handler of its own may return."""
+        """End the program as `signum` requests; may return if the program has its own handler."""
         heard, self._heard, kept = self._heard, set(), self._kept()
         if self._team is not None:
             self._team.pass_on(0)
@@ -96,7 +97,7 @@ class Interrupts:
                 self._before[one](one, None)
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        """Take note of a signal; the second one ends the program at once."""
+        """Record a signal; the second one ends the program at once."""
         assert self._team is not None
         now_s, own = time.monotonic(), _is_own(self._before[signum])
         if not self._heard or (own and signum not in self._heard):
@@ -113,7 +114,7 @@ class Interrupts:
             raise signals.interruption(signum)
 
     def _leave_loop(self) -> None:
-        """Put back what belongs to others between loops, and give them what was meant for them."""
+        """Restore the other handlers between loops, and deliver the signals meant for them."""
         stays = set() if _is_interactive() else set(signals.NOTICES)
         others = [n for n, before in self._before.items() if _is_own(before) or n not in stays]
         self._put_back(others)
@@ -131,17 +132,17 @@ class Interrupts:
                 signal.signal(signum, self._before.pop(signum))
 
     def _end_of_program(self, pid: int) -> None:
-        """Have the exit status say that a signal was to end the program, which has ended itself."""
+        """Make the exit status report the signal that should have ended the finished program."""
         if self._team is None or os.getpid() != pid or hasattr(sys, "last_type"):
             return
         if signum := self._team.signal:
-            # Once Python has taken down everything else, as `os._exit` here would not let it.
+            # After Python's own shutdown, which `os._exit` here would skip.
             library = ctypes.CDLL(None)
             library["__cxa_atexit"](library._exit, ctypes.c_void_p(128 + signum), None)
 
 
 def interrupts() -> Interrupts:
-    """Return what takes note of signals in this process."""
+    """Return the signal recorder of this process."""
     return per_process(Interrupts)
 
 

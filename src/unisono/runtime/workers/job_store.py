@@ -1,20 +1,20 @@
 """Where is the store through which the workers of a job find each other?
 
-A file without a name (memfd) is torch's ``FileStore`` wherever all workers are on one host: nothing
-listens, nothing is left over, and each process opens it through /proc. Workers of our launcher are
-given its descriptor. For those of another one rank 0 makes it, and until all have come a second,
-empty one, which bears the job's name: the others look for that among what this user's processes
-have open::
+If all workers are on one host, the store is torch's ``FileStore`` on an unnamed file (memfd):
+nothing listens, nothing is left over, and each process opens it through /proc. Our launcher passes
+the descriptor to its workers. Under another launcher rank 0 creates the file and, until all have
+arrived, a second, empty one with the job's name. The others look for that name among the open files
+of this user's processes::
 
-    rank 0   makes both ────────────────────────────── … ─ all have come ─ closes the second
+    rank 0   creates both ──────────────────────────── … ─ all have come ─ closes the second
     rank 1     finds the second ─ opens the first ─── …
 
-Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: torchrun's agent has
-it, or else rank 0, which listens at that address alone. Where nothing says them, tasks of Slurm
-meet on the first node of their step, those of Open MPI where its `mpirun` is.
+Across hosts the store is torch's ``TCPStore`` at MASTER_ADDR and MASTER_PORT: torchrun's agent
+hosts it, or else rank 0, which listens only at that address. If the variables are not set, tasks of
+Slurm rendezvous on the first node of their step, and those of Open MPI where its `mpirun` runs.
 
-A job's name is the same for all its workers, and another one for each other job on this host, also
-for an earlier attempt of the same job.
+A job's name is the same for all its workers, and differs from that of every other job on this host,
+including an earlier attempt of the same job.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
 
 
 def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str, int] | None:
-    """Return where the tasks of a cluster can meet; None where its variables do not say it.
+    """Return where the tasks of a cluster can rendezvous; None if its variables do not say.
 
-    The port is below those that the kernel gives out, another one for each job and step.
+    The port is below the kernel's ephemeral ports, and differs for each job and step.
     """
     if started_by not in (SLURM, OPEN_MPI):
         return None
@@ -99,10 +99,10 @@ def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str,
 
 
 def _first_of_slurm(environ: Mapping[str, str]) -> str | None:
-    """Name the first node of a step, which has rank 0."""
+    """Return the first node of a step, which has rank 0."""
     first = re.match(r"([^, []|\[[^]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
     has_other_order = environ.get("SLURM_DISTRIBUTION") == "arbitrary"
-    if first is None or has_other_order or "SLURM_HET_SIZE" in environ:  # a list a component
+    if first is None or has_other_order or "SLURM_HET_SIZE" in environ:  # a list per component
         return None
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])  # "n[01-03,7]" begins with n01
 
@@ -115,7 +115,7 @@ def _host_of_mpirun(environ: Mapping[str, str]) -> str | None:
 
 
 def set_master(environ: MutableMapping[str, str], here: World) -> None:
-    """Set MASTER_ADDR and MASTER_PORT for tasks on several nodes, where nobody has."""
+    """Set MASTER_ADDR and MASTER_PORT for tasks on several nodes, unless they are set."""
     several = here.local_world_size != here.world_size
     place = place_among_tasks(environ, here.started_by) if several else None
     if place is not None and not any(map(environ.get, _MASTER)):
@@ -138,7 +138,7 @@ def file_store(fd: int) -> Store:
 def wait_for_rank_0(
     look: Callable[[float], T], here: World, where: str, advice: str, timeout_s: float
 ) -> T:
-    """Look for rank 0 again and again, as long as `look` raises a :class:`NotThereError`."""
+    """Call `look` until rank 0 is found, as long as it raises a :class:`NotThereError`."""
 
     def late(error: NotThereError) -> Exception:
         return too_late(here.world_size, where, timeout_s, (0,), f"{error}; {advice}")
@@ -148,8 +148,8 @@ def wait_for_rank_0(
 
 @contextlib.contextmanager
 def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
-    """Make the job's file, as rank 0. The others can find it until the block ends."""
-    # Stays open as long as the process: process groups that are made later use it, too.
+    """Create the job's file, as rank 0. The others can find it until the block ends."""
+    # Stays open as long as the process: later process groups use it as well.
     fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
     announced = os.memfd_create(f"{_announcement(job)}{os.getpid()}-{fd}", os.MFD_CLOEXEC)
     try:
@@ -162,7 +162,7 @@ def store_of_rank_0(job: JobName, here: World) -> Iterator[Store]:
 
 
 def store_there(job: JobName, here: World, waited_s: float) -> Store:
-    """Come as another rank to the file that rank 0 has made, or raise a :class:`NotThereError`."""
+    """Open the file that rank 0 created, as another rank, or raise a :class:`NotThereError`."""
     found = announcements(job)
     if not found:
         raise NotThereError("rank 0 is not there")
@@ -174,22 +174,25 @@ def store_there(job: JobName, here: World, waited_s: float) -> Store:
         store.set(told, f"{os.getpid()} {started_at(os.getpid())}")
         return store
     process = store.get(told).decode().split() if store.check([told]) else []
-    del store  # which looks at its file once more
+    del store  # its destructor accesses its file once more
     os.close(fd)
     if process and str(started_at(int(process[0]))) != process[1]:
         raise NotThereError(f"an earlier rank {here.rank} has died there")
-    # That of an earlier job of this name is there for a moment more.
+    # An earlier job of this name may still be there for a moment.
     if waited_s >= _TAKEN_AT_MOST_S:
         raise _taken(job, here)
     raise NotThereError(f"somebody has come as rank {here.rank} to where it is")
 
 
 def announcements(job: JobName) -> list[tuple[int, int]]:
-    """Find who has come as rank 0 of a job, the first first: process, and descriptor there."""
+    """Return the processes that announce themselves as rank 0 of a job, and their descriptors.
+
+    The oldest announcement is first.
+    """
     found = [
         (facts.st_ctime_ns, pid, int(name.rpartition("-")[2]))
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
-        # Not what a fork has inherited.
+        # Not one that a fork has inherited.
         for _, name, facts in memories_of(pid, f"{_announcement(job)}{pid}-")
         if facts.st_uid == os.geteuid()
     ]
@@ -212,7 +215,7 @@ def _taken(job: JobName, here: World) -> RendezvousError:
 def store_at_master(
     environ: Mapping[str, str], here: World, where: str, timeout_s: float, advice: str
 ) -> Store:
-    """Have the store at MASTER_ADDR and MASTER_PORT."""
+    """Return the store at MASTER_ADDR and MASTER_PORT; rank 0 creates it."""
     from torch._C._distributed_c10d import TCPStore
 
     address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
@@ -236,7 +239,7 @@ def store_at_master(
 
 
 def _address_of_rank_0(address: str, here: World, environ: Mapping[str, str]) -> str:
-    """Describe where rank 0 listens: Debian has a host know its own name as 127.0.1.1."""
+    """Return where rank 0 listens: on Debian a host resolves its own name to 127.0.1.1."""
     if here.local_world_size == here.world_size or not is_loopback(address_towards(address)):
         return address
     if environ.get(INTERFACE_VARIABLE):
@@ -249,7 +252,7 @@ def _address_of_rank_0(address: str, here: World, environ: Mapping[str, str]) ->
 
 
 def _listening_fd(address: str, port: int) -> int | None:
-    """Listen there; None where a group of this process may have the port, whose store serves."""
+    """Listen there; None if a group of this process may have the port and serves the store."""
     try:
         return listen(address, port).detach()
     except OSError as error:
@@ -265,13 +268,13 @@ def _port(text: str) -> int:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen at that address alone; torch's own way is to listen at all of them."""
+    """Listen only at that address; torch would listen at all addresses."""
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(place, family=family, backlog=_BACKLOG)
 
 
 def knock(address: str, port: int) -> None:
-    """Check that the port is open first: a wait inside of torch's store handles no signal."""
+    """Check that the port is open: a wait inside of torch's store would not handle signals."""
     try:
         socket.create_connection((address, port), timeout=_CONNECTS_WITHIN_S).close()
     except OSError as error:
@@ -282,7 +285,7 @@ _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _OPEN_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", *_MASTER, "TORCHELASTIC_RESTART_COUNT")
-# What is looked at in turn; the first of which anything is set counts.
+# Variables to look at in order; the first group with any set counts.
 _KINDS = {
     TORCHRUN: (_TORCHRUN,),
     SLURM: (_SLURM, _MASTER),
@@ -295,12 +298,12 @@ _KINDS = {
 class JobName:
     """A job's name among all of one user on one host."""
 
-    name: str  # fit for a file
-    told: str  # what it was made of, for messages
+    name: str  # usable as a file name
+    told: str  # what it was derived from, for messages
 
 
 def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobName:
-    """Name the job that `environ` belongs to, or by the process's session if nothing is set."""
+    """Return the name of the job in `environ`, or one made of the session if nothing is set."""
     for names in _KINDS.get(here.started_by, _KINDS[SOMEBODY]):
         facts = [(name, environ[name]) for name in names if name in environ]
         if facts:
@@ -313,7 +316,7 @@ def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobNam
 
 
 def num_restarts(environ: Mapping[str, str]) -> int:
-    """Count how often this job's launcher has started it again."""
+    """Return how often this job's launcher has restarted it."""
     for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         text = environ.get(name, "")
         if text.isdecimal():

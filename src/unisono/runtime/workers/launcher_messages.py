@@ -1,14 +1,14 @@
-"""What do launcher, fork server and workers say to each other? Every kind of message, typed.
+"""Which messages do launcher, fork server and workers exchange? All kinds, typed.
 
     worker ──► launcher    FromWorker        launcher ──► server    ToServer
     worker ◄── launcher    ToWorker          launcher ◄── server    FromServer
 
-A message is a frozen dataclass of plain values. It travels pickled over a pair of AF_UNIX sockets,
-with the descriptors in `fds` beside it (SCM_RIGHTS); the receiver owns them. The sockets are of the
-kind SOCK_SEQPACKET, which keeps the bounds of what was sent. What is too long for a packet lies in
-a memfd, whose descriptor is then the last one; the packet is then a mark.
+A message is a frozen dataclass of plain values. It is pickled and sent over a pair of AF_UNIX
+sockets, with the descriptors in `fds` attached (SCM_RIGHTS); the receiver owns them. The sockets
+are of the kind SOCK_SEQPACKET, which preserves message boundaries. A message that is too long for a
+packet lies in a memfd: the packet is a marker, and the memfd's descriptor is the last one.
 
-Only processes of one job have an end.
+Only processes of one job have an end of such a pair.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ from unisono.errors import MismatchError
 if TYPE_CHECKING:
     from unisono.runtime.checkpoint.writer import Kept
 
-# The name of a loop among what workers do together.
+# The name of a loop as a replicated call.
 LOOP = "loop"
-# What a worker waits in for the ranks of a process group, as it shows it.
+# The wait that a worker reports while ranks of a process group are missing.
 IN_INIT = "init_process_group"
-# The first key of memory that holds a data set, as long as the job; loops have lower ones.
+# The first key of memory that holds a dataset, for the whole job; loops have lower keys.
 DATA_KEYS = 1 << 62
-# The first key of predictions, which lie in a file without a name.
+# The first key of predictions, which are stored in an unnamed file.
 ROW_KEYS = DATA_KEYS + (1 << 61)
 
 
 @dataclass_transform(frozen_default=True)
 class Message:
-    """Whatever is sent. Each kind of message is a frozen dataclass."""
+    """Base of all messages. Each kind of message is a frozen dataclass."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
 
 
 class FromWorker(Message):
-    """What a worker sends to its launcher."""
+    """A message from a worker to its launcher."""
 
 
 class Told(FromWorker):
-    """What a worker tells its launcher."""
+    """A message from a worker to its launcher that needs no answer."""
 
 
 class Request(FromWorker):
-    """What a worker asks its launcher; it waits for the answer."""
+    """A request of a worker to its launcher; the worker waits for the answer."""
 
 
 class ToWorker(Message):
-    """What the launcher answers."""
+    """An answer of the launcher."""
 
 
 class ToServer(Message):
-    """What the launcher tells its fork server."""
+    """A message from the launcher to its fork server."""
 
 
 class FromServer(Message):
-    """What the fork server tells its launcher."""
+    """A message from the fork server to its launcher."""
 
 
 class Begun(Told):
-    """The program begins now; what happened before can always be repeated."""
+    """The program begins; anything before can always be repeated."""
 
 
 class Ready(Told):
@@ -81,17 +81,17 @@ class MakesGroup(Told):
 
 
 class NoRecovery(Told):
-    """From now on a lost worker cannot be replaced, for this reason."""
+    """From now on lost workers cannot be replaced, for this reason."""
 
     reason: str
 
 
 class ReplicatedResult(Told):
-    """The outcome of the `index`-th replicated call, `name`; of a loop, where it ended."""
+    """The outcome of the `index`-th replicated call, `name`; for a loop, where it ended."""
 
     index: int
     name: str
-    payload: bytes  # empty of a loop that was left before its end
+    payload: bytes  # empty for a loop that was left before its end
 
 
 class LoopBegan(Told):
@@ -102,19 +102,19 @@ class LoopBegan(Told):
 
 
 class MemoryReleased(Told):
-    """The worker does not need this memory any more."""
+    """The worker no longer needs this memory."""
 
     key: int
 
 
 class ShowProgress(Told):
-    """Draw how far the run is: a :class:`unisono.runtime.launch.cell.DisplayState`."""
+    """Draw the progress of the run: a :class:`unisono.runtime.launch.cell.DisplayState`."""
 
     state: Mapping[str, Any]
 
 
 class ProgramDone(Told):
-    """The program has come to its end; `payload` is its pickled result."""
+    """The program has finished; `payload` is its pickled result."""
 
     payload: bytes
 
@@ -123,29 +123,29 @@ class ProgramFailed(Told):
     """The program has raised an exception."""
 
     exit_code: int  # the process's own
-    summary: str  # the exception in one line
+    summary: str  # the exception on one line
     traceback: str  # what Python would print
-    waited_for: int | None  # the worker whose end the exception is about, if it is about one
-    is_disconnect: bool  # whether the exception only says that a connection to another worker broke
+    waited_for: int | None  # the worker whose end the exception is about, if any
+    is_disconnect: bool  # whether the exception only reports a broken connection to another worker
     payload: bytes  # the pickled exception
 
 
 class MemoryRequest(Request):
-    """Share memory with every worker that asks with the same key. Answer: MemoryGranted."""
+    """Share memory with every worker that requests the same key. Answer: MemoryGranted."""
 
     key: int
     num_bytes: int
 
 
 class Stopped(Request):
-    """The worker stands still at its `arrivals`-th meeting or after it. Answer: Continue."""
+    """The worker has stopped at or after its `arrivals`-th barrier. Answer: Continue."""
 
     arrivals: int
     between_steps: bool
 
 
 class CatchUp(Request):
-    """A replacement comes to the `index`-th replicated call, `name`. Answer: Passed or Live."""
+    """A replacement reaches the `index`-th replicated call, `name`. Answer: Passed or Live."""
 
     index: int
     name: str
@@ -154,19 +154,19 @@ class CatchUp(Request):
 class WriteRequest(Request):
     """Write a snapshot as a checkpoint once earlier ones are written. Answer: Acknowledged."""
 
-    kept: Kept  # where it lies and where it goes
-    wait: bool  # answer only when it is on the disk, or has failed
+    kept: Kept  # where it is stored and where to write it
+    wait: bool  # answer only once it is on the disk, or has failed
 
 
 class LockRequest(Request):
     """Keep other jobs out of a run directory. Answer: Acknowledged."""
 
     directory: str
-    remote: Mapping[str, Any] | None  # of a URL: the work of the process that copies
+    remote: Mapping[str, Any] | None  # for a URL: the configuration of the process that copies
 
 
 class Acknowledged(ToWorker):
-    """It is done."""
+    """The request has been carried out."""
 
 
 class MemoryGranted(ToWorker):
@@ -176,29 +176,29 @@ class MemoryGranted(ToWorker):
 
 
 class Continue(ToWorker):
-    """All have stopped: these workers continue."""
+    """All have stopped; these workers continue."""
 
     membership: Membership
 
 
 class Passed(ToWorker):
-    """A replicated call is over, and a replacement takes its outcome over."""
+    """A replicated call is over; the replacement takes its outcome."""
 
     payload: bytes  # the outcome
-    loop: Mapping[str, Any] | None = None  # of a loop: its facts when it began
+    loop: Mapping[str, Any] | None = None  # for a loop: its facts when it began
 
 
 class Live(ToWorker):
-    """A replacement has caught up with the others and belongs to the membership now."""
+    """A replacement has caught up and is now in the membership."""
 
-    membership: Membership  # the workers, this one among them
-    loop: Mapping[str, Any] | None  # of a loop that had begun: its facts then
-    is_alone: bool  # nobody else is there; what is shared may be torn
-    snapshot: int = 0  # the number of the newest whole one of that loop on this host
+    membership: Membership  # the workers, including this one
+    loop: Mapping[str, Any] | None  # for a loop that has begun: its facts then
+    is_alone: bool  # no other worker is there; shared memory may be inconsistent
+    snapshot: int = 0  # the number of the loop's newest complete snapshot on this host
 
 
 class Refused(ToWorker):
-    """A request is not granted, for this reason, of which the worker makes an error."""
+    """The request is rejected for this reason; the worker raises it as `error`."""
 
     reason: str
     error: type[Exception] = MismatchError
@@ -220,7 +220,7 @@ class SignalWorkers(ToServer):
 
 
 class Forked(FromServer):
-    """A worker is there."""
+    """A worker has been forked."""
 
     rank: int
     pid: int
@@ -235,29 +235,29 @@ class WorkerExited(FromServer):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The workers that compute together; what they divide goes by their positions in it."""
+    """The workers that compute together; they divide work by their positions in `ranks`."""
 
     ranks: tuple[int, ...]  # ascending, at least one
-    leader: int  # the one of them that speaks for all: its values are shared, it keeps the clock
+    leader: int  # the worker whose values are shared, and which keeps the clock
     generation: int = 0  # grows with every change
-    # what happened to those of the membership before who are not in this one, in words
+    # what happened to the workers of the previous membership that are missing, in words
     why: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, world_size: int) -> Membership:
-        """Have all workers compute together, as in the beginning."""
+        """Return the initial membership, of all workers."""
         return cls(tuple(range(world_size)), leader=0)
 
 
-_IN_MEMORY = b"memory"  # no pickle begins so
-# Whatever a system gives to sockets for their buffers, there is room for so much.
+_IN_MEMORY = b"memory"  # no pickle starts with this
+# Fits into socket buffers of any system configuration.
 _PACKET_BYTES = 1 << 15
-_MAX_DESCRIPTORS = 33  # of a message, with that of its memory
+_MAX_DESCRIPTORS = 33  # of a message, including that of its memory
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 class Channel:
-    """One end of a socket pair. Not locked: one thread sends and receives at a time."""
+    """One end of a socket pair. Not locked: only one thread may send or receive at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -265,13 +265,13 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Make two connected ends, both close-on-exec."""
+        """Create two connected ends, both close-on-exec."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), cls(theirs)
 
     @classmethod
     def from_fd(cls, fd: int) -> Channel:
-        """Take over an inherited or received descriptor; it becomes close-on-exec."""
+        """Take over an inherited or received descriptor, and make it close-on-exec."""
         os.set_inheritable(fd, False)
         return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd))
 
@@ -292,11 +292,11 @@ class Channel:
             self._send_packet(_IN_MEMORY, (*fds, file.fileno()))
 
     def receive(self) -> Message | None:
-        """Wait for one message; None when the other end is closed."""
+        """Wait for one message; return None once the other end is closed."""
         return self._receive(0)
 
     def receive_ready(self) -> list[Message]:
-        """Take what has arrived, without waiting; sets ``at_end`` once the other end is closed."""
+        """Return the messages that have arrived; set ``at_end`` once the other end is closed."""
         messages = []
         while not self.at_end:
             try:
@@ -322,7 +322,8 @@ class Channel:
                 _PACKET_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
-            # Told once: the other end closed with our messages unread. What it sent is still there.
+            # Raised once: the other end closed with our messages unread. What it sent is still
+            # there.
             return self._receive(flags)
         arrived = array.array("i")
         for level, kind, content in ancillary:
@@ -337,7 +338,7 @@ class Channel:
 def _read(packet: bytes, fds: list[int]) -> Message:
     if packet == _IN_MEMORY:
         with os.fdopen(fds.pop(), "rb", buffering=0) as file:
-            file.seek(0)  # it is where the sender has come to
+            file.seek(0)  # the offset is where the sender stopped writing
             packet = file.read()
     message: Any = pickle.loads(packet)
     whole: Message = replace(message, fds=tuple(fds)) if fds else message

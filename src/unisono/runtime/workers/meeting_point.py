@@ -1,13 +1,13 @@
-"""Where processes of one host meet: none goes on before all have come, and none waits for ever.
+"""Where processes of one host synchronize: none continues before all arrive or one is lost.
 
-Each has a seat in shared memory, which counts the meetings that it has come to. A wait spins for a
-moment (the others are usually microseconds away), then sleeps in the kernel, and wakes at least
-five times a second to see who was lost. The step meets here (:class:`.control_block.Barrier`), and
-so do the collectives of the backend (``c10d/meeting.py``); both say what follows a loss.
+Each process has a seat in shared memory that counts its arrivals. A wait spins for a moment (the
+others are usually microseconds away), then sleeps in the kernel, and wakes at least five times a
+second to check for lost processes. The step synchronizes here (:class:`.control_block.Barrier`),
+and so do the backend's collectives (``c10d/meeting.py``); each defines what follows a loss.
 
 :func:`add_and_wake` adds to a word inside the kernel, which is atomic and a full memory barrier on
-every processor: what a worker wrote before it is seen by whoever sees the new value and then calls
-:func:`acquire`. Source: futex(2), ``FUTEX_WAIT`` and ``FUTEX_WAKE_OP``.
+every processor: a process that sees the new value and then calls :func:`acquire` sees everything
+written before. Source: futex(2), ``FUTEX_WAIT`` and ``FUTEX_WAKE_OP``.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _HALF = COUNTER // 2
 
 
 class Departure(enum.IntEnum):
-    """Whether a process may still come to a meeting."""
+    """Whether a process may still arrive."""
 
     PRESENT = 0
     FINISHED = 1
     FAILED = 2
-    LOST = 3  # the others make up for it
-    DIED = 4  # nobody can: there is no launcher of ours
-    UNREACHABLE = 5  # its host does not answer any more
-    STOPPED = 6  # it waits until all begin again, as another one is lost
+    LOST = 3  # it will be replaced, or the others continue without it
+    DIED = 4  # it will not be replaced: there is no launcher of ours
+    UNREACHABLE = 5  # its host no longer answers
+    STOPPED = 6  # it waits until all restart, because another worker is lost
 
     @property
     def may_be_back(self) -> bool:
-        """Whether a worker of its rank is to be expected."""
+        """Whether a worker of this rank is expected to arrive."""
         return self in (Departure.PRESENT, Departure.LOST, Departure.STOPPED)
 
 
 class MeetingSeat(ctypes.Structure):
-    """What a process says of itself where it meets others; the first of its line."""
+    """What a process publishes about itself for synchronization; the first part of its line."""
 
     _fields_: ClassVar[Any] = (
         ("arrivals", ctypes.c_uint32),  # modulo 2³²
@@ -64,42 +64,42 @@ class MeetingSeat(ctypes.Structure):
 
     @property
     def process(self) -> tuple[int, int]:
-        """Return which process it is and when it started; zeros while nobody has come."""
+        """Return the process's PID and start time; zeros before a process has arrived."""
         pid, started = self.pid, self.started
-        # Half of it is not told, whichever of the two a processor lets us see first.
+        # Half-written pairs are not returned, in whichever order a processor shows the two writes.
         return (pid, started) if pid and started else (0, 0)
 
     @property
     def has_died(self) -> bool:
-        """Whether a process has come and is gone; a later one of its number is not meant."""
+        """Whether the process has ended; a later process with the same PID does not count."""
         pid, started = self.process
         return bool(pid) and started_at(pid) != started
 
     def take(self, pid: int, started: int) -> None:
-        """Report which process it is."""
+        """Store which process has the seat."""
         self.started = started
         self.pid = pid
 
     def arrive(self) -> None:
-        """Count one more arrival, after all that this process wrote, and wake the others."""
+        """Increment the arrivals after all writes of this process, and wake the others."""
         add_and_wake(ctypes.addressof(self))
 
     def leave(self, how: Departure) -> None:
-        """Mark that it will never come to a meeting again, and wake those who wait for it."""
+        """Mark that the process will never arrive again, and wake the others that wait for it."""
         self.departure = int(how)
         wake(ctypes.addressof(self))
 
 
 def spin_s(num_processes: int) -> float:
-    """Return how long to spin before sleeping: shortly where processes outnumber the cores."""
+    """Return how long to spin before sleeping: shorter if processes outnumber the cores."""
     is_crowded = num_processes > len(os.sched_getaffinity(0))
     return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
 
 
 class MeetingPoint(ABC):
-    """One process's view of it; `names` are what messages call the ranks."""
+    """One process's view of a meeting point; `names` are the ranks that messages print."""
 
-    can_spin = True  # others may be microseconds away; not over a network
+    can_spin = True  # others may be microseconds away; False over a network
 
     def __init__(
         self,
@@ -112,38 +112,38 @@ class MeetingPoint(ABC):
         self._seats, self._mine = seats, ctypes.addressof(seats[rank])
         self._notice_after_s = NOTICE.in_s() if notice_after_s is None else notice_after_s
         self._others = [other for other in range(len(seats)) if other != rank]
-        # There are at least as many processes as the greatest name says.
+        # There are at least as many processes as the greatest name implies.
         self.spin_s = spin_s(max(names) + 1)
 
     @abstractmethod
     def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
-        """Look which of them will never come, most telling first."""
+        """Return those of `missing` that will never arrive, the most informative first."""
 
     @abstractmethod
     def lose(self, rank: int, how: Departure) -> None:
-        """Raise because of one that is lost; if this returns, the wait stops without an error."""
+        """Raise because a rank is lost; if this returns, the wait stops without an error."""
 
     @abstractmethod
     def here(self) -> str:
-        """Describe what this rank has come to."""
+        """Describe where this rank is."""
 
     @abstractmethod
     def last_seen(self, rank: int) -> str:
-        """Describe where a rank was seen last."""
+        """Describe where a rank was last seen."""
 
     def show(self, waited_s: float) -> None:
-        """Show to others that the wait lasts."""
+        """Report to others that the wait continues."""
         return
 
     def missing(self, ranks: Sequence[int], target: int) -> list[int]:
-        """List those of `ranks` that have not come to the meeting of number `target`."""
+        """Return those of `ranks` that have not made arrival number `target`."""
         seats = self._seats
         return [rank for rank in ranks if (seats[rank].arrivals - target) % COUNTER >= _HALF]
 
     def await_others(
         self, target: int, timeout_s: float, patience_s: float = math.inf, *, spins: bool = True
     ) -> bool:
-        """Wait until the others have come to the meeting `target`; False if it stops before."""
+        """Wait until the others have made arrival number `target`; False if the wait stops early."""
         missing = self.missing(self._others, target)
         if missing and spins and self.can_spin:
             end = time.perf_counter() + self.spin_s
@@ -159,7 +159,7 @@ class MeetingPoint(ABC):
         start, is_told = time.monotonic(), False
         while missing:
             seen = self._seats[missing[0]].arrivals
-            lost = self.look(missing)  # before the next look at who has come
+            lost = self.look(missing)  # before checking again who has arrived
             before, missing = missing[0], self.missing(missing, target)
             for rank, how in lost:
                 if rank in missing:
@@ -182,7 +182,7 @@ class MeetingPoint(ABC):
         return True
 
     def rest(self, rank: int, seen: int, at_most_s: float) -> None:
-        """Sleep while a rank has come to `seen` meetings; wakes when it arrives or leaves."""
+        """Sleep until `rank`, seen with `seen` arrivals, arrives or leaves, or the time is up."""
         wait(ctypes.addressof(self._seats[rank]), seen, at_most_s)
 
     def _late(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
@@ -223,24 +223,24 @@ class _Timespec(ctypes.Structure):
 
 
 def wait(address: int, expected: int, timeout_s: float) -> None:
-    """Sleep while the 32-bit word at `address` is `expected`; may return for no reason at all."""
+    """Sleep while the 32-bit word at `address` is `expected`; may return spuriously."""
     timespec = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
     _call(address, _WAIT, expected, ctypes.addressof(timespec))
 
 
 def wake(address: int) -> None:
-    """Wake everyone who sleeps on the word at `address`."""
+    """Wake all that sleep on the word at `address`."""
     _call(address, _WAKE, _EVERYONE)
 
 
 def add_and_wake(address: int, amount: int = 1) -> None:
-    """Add `amount` (0 … 2047) to the word at `address`, then wake everyone who sleeps on it."""
+    """Add `amount` (0 … 2047) to the word at `address`, then wake all that sleep on it."""
     operation = (_OP_ADD << 28) | (amount << 12)
     _call(address, _WAKE_OP, _EVERYONE, 0, address, operation)
 
 
 def acquire(address: int) -> None:
-    """Order later reads after those made, of a word at `address` that is this process's."""
+    """Order later reads after earlier ones; `address` is of a word that this process owns."""
     if not _READS_STAY_IN_ORDER:
         add_and_wake(address, 0)
 

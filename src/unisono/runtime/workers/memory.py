@@ -1,10 +1,10 @@
 """Shared memory as tensors: one memfd, mapped once in each worker.
 
-Pages exist from when they are first written, so a generous size costs nothing.
+Pages are allocated when they are first written, so a generous size costs nothing.
 
-Workers also keep the memory that they free (mallopt(3)), once a loop's first steps have shown what
-a step takes. By default, glibc returns large blocks to the kernel and takes zeroed pages for the
-next ones, which costs a tenth to a third of a step.
+Workers also keep the memory that they free (mallopt(3)), once the first steps of a loop have shown
+how much a step needs. By default, glibc returns large blocks to the kernel and gets zeroed pages
+for the next ones, which costs a tenth to a third of a step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def aligned(num_bytes: int) -> int:
 
 
 def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
-    """Give the whole pages of a range back; then they read as zero. Source: madvise(2)."""
+    """Release the whole pages within a range; they then read as zero. Source: madvise(2)."""
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     num_bytes = (stop - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if num_bytes > 0:
@@ -39,7 +39,7 @@ def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
 
 @final
 class Memory:
-    """A mapping, all zero at first."""
+    """A mapping, initially all zero."""
 
     _fd: int | None = None
 
@@ -48,62 +48,62 @@ class Memory:
 
     @classmethod
     def map(cls, fd: int, num_bytes: int) -> Memory:
-        """Map the memory behind `fd`, shared with all who map it."""
+        """Map the memory behind `fd`, shared with all processes that map it."""
         memory = cls(mmap.mmap(fd, num_bytes))
         memory._fd = os.dup(fd)
         weakref.finalize(memory, os.close, memory._fd).atexit = False
         return memory
 
     def private_view(self, start: int, num_bytes: int) -> Memory:
-        """Map whole pages again; what is written to those through the view stays private."""
+        """Map whole pages again; writes through the view stay private."""
         assert self._fd is not None
         flags = mmap.MAP_PRIVATE
         return Memory(mmap.mmap(self._fd, num_bytes, flags=flags, offset=start))
 
     @classmethod
     def copy_on_write(cls, fd: int, num_bytes: int) -> Memory:
-        """Map the memory behind `fd` to be read; what is written here is seen by nobody else."""
+        """Map the memory behind `fd` for reading; writes through the mapping stay private."""
         return cls(mmap.mmap(fd, num_bytes, flags=mmap.MAP_PRIVATE))
 
     @classmethod
     def private(cls, num_bytes: int) -> Memory:
-        """Take memory that this process shares with nobody, not with a fork of it either."""
+        """Allocate memory that this process shares with no process, not even with its forks."""
         return cls(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
     ) -> torch.Tensor:
-        """View bytes from `offset` on as a dense tensor (contiguous without `stride`)."""
-        import torch  # not above: a launcher, which has this module too, does not wait for it
+        """View bytes starting at `offset` as a dense tensor (contiguous without `stride`)."""
+        import torch  # not above: a launcher imports this module without torch
 
         numel = math.prod(shape)
         if numel == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        # A storage of its own: what saves or copies a tensor's storage must not take the rest.
+        # A separate storage: saving or copying a tensor's storage must not include the rest.
         flat = torch.frombuffer(self.mapping, dtype=dtype, count=numel, offset=offset)
         return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
 
     def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """View `numel` elements from byte `offset` on as a vector."""
+        """View `numel` elements starting at byte `offset` as a vector."""
         return self.tensor(offset, (numel,), dtype, None)
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
-        """View bytes from `offset` on; writing to the view writes to the memory."""
+        """View bytes starting at `offset`; writing to the view writes to the memory."""
         return memoryview(self.mapping)[offset : offset + num_bytes]
 
     def write(self, offset: int, data: bytes) -> None:
-        """Put raw bytes at `offset`."""
+        """Write bytes at `offset`."""
         self.mapping[offset : offset + len(data)] = data
 
     def fill(self, offset: int, data: memoryview) -> None:
-        """Put many bytes at `offset`: the kernel makes pages that are not there with contents."""
+        """Write many bytes at `offset`: the kernel allocates missing pages already filled."""
         while data and self._fd is not None:
             num_bytes = os.pwrite(self._fd, data, offset)
             data, offset = data[num_bytes:], offset + num_bytes
         self.mapping[offset : offset + len(data)] = data
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Take raw bytes from `offset`."""
+        """Return a copy of bytes at `offset`."""
         return self.mapping[offset : offset + num_bytes]
 
 
@@ -113,13 +113,13 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to serve large blocks from the heap and never to shrink it."""
-    give_freed_memory_back()  # once, what came before those
+    """Make glibc serve large blocks from the heap, and never shrink the heap."""
+    give_freed_memory_back()  # once, for blocks freed before
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_MAX, 0)
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def give_freed_memory_back() -> None:
-    """Have glibc give what is free now back to the kernel, once. Source: malloc_trim(3)."""
+    """Return all free memory of glibc to the kernel, once. Source: malloc_trim(3)."""
     ctypes.CDLL(None).malloc_trim(0)

@@ -4,11 +4,11 @@ Each worker gets its place, the places of the others by host, and a store that e
 (`job_store.py`). The workers of one host find their control block and memory through that store.
 
 A store may outlive an attempt of the job. torchrun's agents on several hosts count attempts
-differently, and some ranks may not have come to a failed one. So rank 0 counts, and answers every
-process that comes::
+differently, and some ranks may never have joined a failed attempt. So rank 0 counts, and answers
+every process that joins::
 
     rank 0   attempt 1 ─ answers hello 1 of rank 2 ✕   attempt 2 ─ answers hellos 1 and 2
-    rank 1        ✕ before it came                       hello 1 ────────────► attempt 2
+    rank 1        ✕ before it joined                     hello 1 ────────────► attempt 2
     rank 2   hello 1 ─► attempt 1 ✕                      hello 2 ────────────► attempt 2
 
 torchrun ends all processes of an attempt before it starts the next.
@@ -44,16 +44,16 @@ _WHERE = "the first `Trainer`, `Run` or `unisono.distributed.init`"
 
 @dataclass(frozen=True, slots=True)
 class RankPlaces:
-    """Which ranks are on which host."""
+    """The ranks on each host."""
 
     rank: int  # this worker
-    # the ranks of each host, ascending; hosts are in the order of their first ranks, so host 0
-    # has rank 0. Hosts may have different numbers of workers
+    # the ranks of each host, ascending; hosts are in the order of their first ranks, so rank 0 is
+    # on host 0. Hosts may have different numbers of workers
     ranks_of_host: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, rank: int, hosts: Sequence[str]) -> RankPlaces:
-        """Sort ranks by the host that each says it is on, in rank order."""
+        """Group ranks by the host that each reports, in rank order."""
         ranks_of: dict[str, list[int]] = {}
         for one, host in enumerate(hosts):
             ranks_of.setdefault(host, []).append(one)
@@ -71,11 +71,11 @@ class RankPlaces:
 
 
 class Rendezvous:
-    """What every worker of a job gets. Final; see :meth:`unisono.runtime.workers.context.Context`.
+    """What each worker gets; see :meth:`unisono.runtime.workers.context.Context`.
 
-    `store` has keys of this attempt alone. `has_ended` tells whether a rank has ended, as far as
-    that can be known here; `is_held`: rank 0 holds the store, which ends with it; `watch` is told
-    now and then how long this rank has waited.
+    `store` has keys of this attempt only. `has_ended` returns whether a rank is known here to have
+    ended. `is_held`: rank 0 hosts the store, which ends with it. `watch` is called regularly with
+    the seconds that this rank has waited.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Rendezvous:
     ) -> None:
         self.store, self.places, self._is_held = store, places, is_held
         self.has_ended, self.watch = has_ended, watch
-        # That only this attempt of this job knows: connections between workers begin with it.
+        # Known only to this attempt of this job: connections between workers begin with it.
         self.token = store.compare_set("token", "", os.urandom(_TOKEN_BYTES).hex()).decode()
         self._num_gathered = 0
 
@@ -101,7 +101,7 @@ class Rendezvous:
         speaks: bool = True,
         watch: Watch = lambda waited_s: None,
     ) -> Gathering:
-        """Have ranks wait for each other in something of their own. Collective."""
+        """Return a gathering with its own part of the store. Collective."""
         self._num_gathered += 1
         rank, world_size = self.places.rank, self.places.world_size
         store = prefixed(f"gathering {self._num_gathered}", self.store)
@@ -126,7 +126,7 @@ class Rendezvous:
 
 
 def prefixed(prefix: str, store: Store) -> Store:
-    """Have a part of a store for oneself."""
+    """Return a part of a store with separate keys."""
     from torch._C._distributed_c10d import PrefixStore
 
     part: Store = PrefixStore(prefix, store)
@@ -134,7 +134,7 @@ def prefixed(prefix: str, store: Store) -> Store:
 
 
 def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvous:
-    """Wait for all workers of a job that is not our launcher's. Collective, once in a process."""
+    """Wait for all workers of a job without our launcher. Collective, once per process."""
     job = job_store.job_name(environ, here, session=os.getsid(0))
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
     advice = (
@@ -142,15 +142,15 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
         f"and in the same container; {RENDEZVOUS.variable}={2 * timeout_s:g} waits longer (s)."
     )
     with _store(job, here, environ, where, timeout_s, advice) as (store, is_held):
-        # It may outlive this process, and another program may then use it. In an attempt that
-        # failed, ranks need not have come equally often.
+        # The store may outlive this process, and another program may then use it. In a failed
+        # attempt, ranks need not have joined equally often.
         processes, attempts = _Processes(here.rank, where), None
         if job_store.has_agent(environ) and here.local_world_size != here.world_size:
             attempts = Attempts(prefixed("unisono", store), here)
             number = attempts.join(where, timeout_s, advice)
             own = prefixed(f"unisono/attempt {number}", store)
         else:
-            # Another job's workers may come to a port that follows from a job's number.
+            # Workers of another job may reach a port derived from a job's number.
             name = job.name if here.started_by == SLURM else ""
             attempt = f"unisono{name}/{job_store.num_restarts(environ)}"
             number = store.add(f"{attempt}/arrivals of {here.rank}", 1)
@@ -174,7 +174,7 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
 
 
 def of_launcher(link: LauncherLink) -> Rendezvous:
-    """Have what our launcher, or those of several hosts, give their workers. Nobody waits."""
+    """Return the rendezvous that our launchers give their workers. Does not wait."""
     ranks_of_host = link.ranks_of_host or (tuple(range(link.world.world_size)),)
     return Rendezvous(
         link.open_store(),
@@ -186,31 +186,31 @@ def of_launcher(link: LauncherLink) -> Rendezvous:
 
 @final
 class _Processes:
-    """The processes of a job's ranks, as each has told of its own."""
+    """The processes of a job's ranks, as each rank has reported its process."""
 
     def __init__(self, rank: int, where: str) -> None:
         self._rank, self._where = rank, where
-        # Memory can be shared where a process finds another in /proc, and meetings be had where it
-        # reaches it over the loopback.
+        # Processes can share memory if they find each other in /proc, and can synchronize if they
+        # reach each other over the loopback.
         self.mine = (f"{host_name()} {network_name()}", os.getpid(), started_at(os.getpid()))
         self._of_rank: dict[int, tuple[str, int, int]] = {}
 
     @property
     def places(self) -> RankPlaces:
-        """Who is where, once all have come."""
+        """Which ranks are on which host, once all have joined."""
         return RankPlaces.of(self._rank, [host for _, (host, *_) in sorted(self._of_rank.items())])
 
     def hear(self, told: Iterable[tuple[int, Any]]) -> None:
-        """Note who has told what."""
+        """Store the processes that ranks have reported."""
         self._of_rank |= {rank: tuple(process) for rank, process in told}
 
     def look(self, heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
-        """Refuse to wait where one has ended: nobody may go before all have come."""
+        """Raise if a rank has ended: no rank may leave before all have joined."""
         self.hear(heard.items())
         check_present(filter(self.has_ended, self._of_rank), self._rank, self._where)
 
     def has_ended(self, rank: int) -> bool:
-        """Return whether a rank has ended, if it was on this host."""
+        """Return whether a rank has ended; False for a rank on another host."""
         host, pid, started = self._of_rank.get(rank, ("", 0, 0))
         return host == self.mine[0] and started_at(pid) != started
 
@@ -224,7 +224,7 @@ def _store(
     timeout_s: float,
     advice: str,
 ) -> Iterator[tuple[Store, bool]]:
-    """Give a job's store, and whether rank 0 holds it."""
+    """Yield a job's store, and whether rank 0 hosts it."""
     if here.world_size == 1:
         from torch._C._distributed_c10d import HashStore
 
@@ -241,7 +241,7 @@ def _store(
 
 
 def check_present(ended: Iterable[int], rank: int, where: str) -> None:
-    """Refuse to wait for ranks that have ended."""
+    """Raise if any of these ranks has ended."""
     for other in ended:
         raise PeerLostError(
             f"every rank must come to {where} and stay until all have come, but rank {other} has "
@@ -252,7 +252,7 @@ def check_present(ended: Iterable[int], rank: int, where: str) -> None:
 
 
 class Attempts:
-    """One process's place among the attempts of its job. Final; each process makes one."""
+    """One process's place among the attempts of its job; created once per process."""
 
     def __init__(self, store: Store, here: World) -> None:
         self._store, self._here = store, here
@@ -260,14 +260,14 @@ class Attempts:
         self._hello = store.add(f"hellos of {here.rank}", 1)
 
     def join(self, where: str, timeout_s: float, advice: str) -> int:
-        """Return which attempt this process belongs to; waits for rank 0."""
+        """Return the number of the attempt that this process belongs to; waits for rank 0."""
         if self._here.rank == 0:
             self._number = self._store.add("attempts", 1)
             self.answer()
         return job_store.wait_for_rank_0(self._heard, self._here, where, advice, timeout_s)
 
     def answer(self) -> None:
-        """Answer those who have come since, as rank 0, as long as some are missing."""
+        """Answer the processes that have joined since, as rank 0, while some are missing."""
         for rank in range(self._here.world_size if self._here.rank == 0 else 0):
             newest = self._store.add(f"hellos of {rank}", 0)
             self._store.set(f"attempt of {rank}/{newest}", str(self._number))

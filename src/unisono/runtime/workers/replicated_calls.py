@@ -1,18 +1,18 @@
-"""What have the workers done together so far? So that a replacement can catch up.
+"""What have the workers done together so far? A replacement catches up from this record.
 
 Outside of loops, all workers make *replicated calls* with one outcome: agreeing, resuming from a
-checkpoint, evaluating, a digest. Each is counted, and the launcher keeps its outcome. A replacement
-runs the same program from its start; where the others have already been, it gets the outcome
-instead of making the call. Once it has caught up it belongs to the membership::
+checkpoint, evaluating, a digest. Each call is counted, and the launcher keeps its outcome. A
+replacement runs the same program from its start; for calls that the others have finished it gets
+the outcome instead of making the call. Once it has caught up it joins the membership::
 
     worker 0   agree ─ loop ═══ step 812 ════════ step 813 ═══════
     worker 1   agree ─ loop ═══ step 8✕
     replaced            agree ─ loop (caught up: waits for the next step) ═ step 813 ═══
 
-What happens inside of a loop is not counted: a loop is joined between two of its steps.
+Calls inside of a loop are not counted: a replacement joins a loop between two of its steps.
 
-On several hosts no worker continues without a lost one: once it is replaced, all begin their
-present replicated call again.
+On several hosts no worker continues without a lost one: once it is replaced, all restart their
+current replicated call.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _INNER_LOOPS_AT_MOST = 1 << 32
 
 @final
 class ReplicatedCalls:
-    """One worker's way through the replicated calls."""
+    """One worker's position in the sequence of replicated calls."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
-        # whether this worker still catches up; what is printed once has been printed already
+        # whether this worker is still catching up; output that is printed once was printed already
         self.is_behind = team.is_replacement
-        # whether it is behind a step that all hosts compute again; replacements are not there
+        # whether it is behind a step that all hosts compute again; replacements have not joined
         self.is_undone = False
         self.index = 0  # of this replicated call
         self._supervisor = team.supervisor
@@ -50,8 +50,8 @@ class ReplicatedCalls:
         self._num_inner_loops = 0
 
     def new_key(self) -> int:
-        """Name a memory for the loop that has just been entered: the same on every worker."""
-        if self._num_loops > 1:  # nobody joins a loop inside of another, so a count will do
+        """Return a memory key for the loop that has just been entered: the same on every worker."""
+        if self._num_loops > 1:  # a nested loop cannot be joined, so a count is enough
             self._num_inner_loops += 1
         return self.index * _INNER_LOOPS_AT_MOST + self._num_inner_loops
 
@@ -62,14 +62,15 @@ class ReplicatedCalls:
 
     @property
     def is_loop_kept(self) -> bool:
-        """Whether the launcher keeps what the loop just entered will end with."""
+        """Whether the launcher keeps the outcome of the loop that has just been entered."""
         return self._supervisor.can_replace and self._num_loops == 1
 
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
-        """Have `act` make a call whose outcome is the same on every worker. Collective.
+        """Call `act`, whose outcome is the same on every worker, and return the outcome.
+        Collective.
 
-        It is not called where they have already been. A replacement that comes to another `name`
-        is refused.
+        Returns the kept outcome where the others have already made the call. Raises if a
+        replacement reaches a call with another `name`.
         """
         if self._num_loops:
             if self.is_undone:
@@ -99,11 +100,11 @@ class ReplicatedCalls:
         return payload
 
     def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
-        """Do :meth:`Team.hear_leader` so that replacements hear it, too. Collective."""
+        """Call :meth:`Team.hear_leader` as a replicated call, for replacements. Collective."""
         return self.together(purpose, lambda: self.team.hear_leader(speak, purpose))
 
     def enter_loop(self) -> Passed | Live | None:
-        """Come to a loop; gives a replacement its outcome or its facts. Collective."""
+        """Enter a loop. Return its outcome or its facts to a replacement, else None. Collective."""
         entry = None
         if self._num_loops:
             self._supervisor.tell(NoRecovery("one loop over steps runs inside of another"))
@@ -116,21 +117,21 @@ class ReplicatedCalls:
         return entry
 
     def enter_again(self) -> Live:
-        """Begin the loop that was just entered again, as a worker was lost; gives its facts."""
+        """Return the facts to restart the loop that was just entered, because a worker was lost."""
         return Live(self.team.membership, self._supervisor.agreed_loop, is_alone=True)
 
     @property
     def end_of_loop(self) -> bytes | None:
-        """Where the loop under way has ended, if it has on other hosts."""
+        """Where the current loop has ended, if it has ended on other hosts."""
         return self._supervisor.outcome(self.index, LOOP)
 
     def note_loop(self, facts: dict[str, Any]) -> None:
-        """Tell the launcher that the loop can be joined now. Every rank calls it, inside of it."""
+        """Report to the launcher that the loop can be joined now. Called in the loop, by every rank."""
         if self._num_loops == 1:
             self._supervisor.tell(LoopBegan(self.index, facts))
 
     def leave_loop(self, payload: bytes | None) -> None:
-        """End a loop; `payload` says where, None that a replacement cannot go on from there."""
+        """Leave a loop; `payload` says where it ended; None: replacements cannot continue there."""
         self._num_loops -= 1
         self.is_undone = False
         if self._num_loops:

@@ -1,4 +1,4 @@
-"""Who started this worker, and what does that one do for it?
+"""Who started this worker, and what does it do for the worker?
 
 ========================  ===================  ====================  ==============================
 started by                implementation       shared memory         a lost worker
@@ -9,8 +9,8 @@ another one (torchrun …)  ExternallyLaunched   made by rank 0        is named 
 nobody                    SingleProcess        private               —
 ========================  ===================  ====================  ==============================
 
-Our launcher puts the descriptors of a channel, the control block and a store into the environment,
-together with the process it means: what that forks or starts has no link.
+Our launcher passes the descriptors of a channel, the control block and a store in the environment,
+together with the worker's PID: processes that the worker forks or starts have no link.
 """
 
 from __future__ import annotations
@@ -43,33 +43,32 @@ Gather = Callable[[bytes, str], dict[int, bytes]]
 
 
 class Supervisor(Protocol):
-    """Whoever started this worker. What is written out here holds where nobody supervises it."""
+    """What started this worker. The default methods are for a process without a supervisor."""
 
     world: World  # this worker's place
     control: ControlBlock  # the control block on which all workers meet
     incarnation: int = 0  # how many workers had this rank before
-    can_replace: bool = False  # whether lost workers are replaced, so that snapshots are of use
-    # whether nobody started this process as one of several workers, be it of one
+    can_replace: bool = False  # whether lost workers are replaced, so that snapshots are needed
+    # whether this process was not started as a worker, not even as the only one
     is_alone: bool = False
-    # whether a signal that is to end the job reaches workers, as no launcher of ours has taken it
+    # whether workers receive the signals that end the job, as no launcher of ours handles them
     hears_signals: bool = False
     explains_waits: bool = False  # whether the launcher reports long waits
     # the ranks of each of several hosts; empty: all are on this one
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
-    address: str = ""  # where other hosts reach this one, if there are any
-    # whether all can begin again what they do just now, where that is how a lost worker is made
-    # up for
+    address: str = ""  # where other hosts reach this one, if there are other hosts
+    # whether all workers can restart their current call, if that is how they recover from a loss
     can_go_back: bool = True
-    # tells the number of the newest that is known to be whole; None: there are none
+    # returns the number of the newest snapshot known to be complete; None: there are no snapshots
     newest_snapshot: Callable[[], int] | None = None
-    agreed_snapshot: int = 0  # the number of that to which all go back
-    # the facts of the loop in which all do so; None: they begin it again, or are in none
+    agreed_snapshot: int = 0  # the number of the snapshot to which all return
+    # the facts of the loop in which all do so; None: they restart it, or are in no loop
     agreed_loop: Mapping[str, Any] | None = None
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
-        """Share memory with every worker that asks with the same `key`; zero at first.
+        """Share memory with every worker that requests the same `key`; initially zero.
 
-        Collective if the workers make it themselves, by `gather`.
+        Collective if the workers create it themselves, using `gather`.
         """
         fd = self.memory_fd(key, num_bytes, gather)
         try:
@@ -78,22 +77,22 @@ class Supervisor(Protocol):
             os.close(fd)
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
-        """Do the same, and give the descriptor of that memory, which is the caller's."""
+        """Do the same as :meth:`memory`, but return the descriptor, which the caller owns."""
 
     def tell(self, message: Told) -> None:
-        """Tell something that needs no answer; nobody listens."""
+        """Send a message that needs no answer; ignored here."""
         return
 
     def look(self) -> None:
-        """Mark on the control block which workers have died, if nobody else does."""
+        """Mark dead workers on the control block, if no other process does."""
         return
 
     def show_wait(self, what: str) -> None:
-        """Show what this process waits for elsewhere than at a meeting; empty: it continues."""
+        """Report what this process waits for outside of a barrier; empty when the wait is over."""
         return
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
-        """Stand still after some meetings until it is decided who continues: everyone does."""
+        """Stop after some barriers until it is decided who continues; here all do."""
         return Membership.of(self.world.world_size)
 
     def outcome(self, index: int, name: str) -> bytes | None:
@@ -101,24 +100,24 @@ class Supervisor(Protocol):
         return None
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
-        """Ask, as a replacement, for the outcome of the `index`-th replicated call."""
+        """Request the outcome of the `index`-th replicated call, as a replacement."""
         return Live(Membership.of(self.world.world_size), None, is_alone=self.is_alone)
 
     def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
-        """Have a snapshot written as a checkpoint after earlier ones; False if this process has to.
+        """Request that a snapshot be written as a checkpoint; return False if the caller must.
 
-        `wait`: until it is on the disk, or has failed.
+        Checkpoints are written in order. `wait`: return once it is on the disk, or has failed.
         """
         return False
 
     def lock_directory(self, directory: str, remote: Mapping[str, Any] | None = None) -> bool:
-        """Keep other jobs out of a run directory; False if this process has to do it itself."""
+        """Keep other jobs out of a run directory; return False if the caller must do so."""
         return False
 
 
 @final
 class SingleProcess(Supervisor):
-    """A process that nobody started as a worker: nobody supervises it."""
+    """The supervisor of a process that was not started as a worker."""
 
     is_alone = hears_signals = True
 
@@ -127,7 +126,7 @@ class SingleProcess(Supervisor):
         self.control = ControlBlock(-1, 1)
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
-        """Take memory that this process shares with nobody but its forks."""
+        """Allocate memory that this process shares only with its forks."""
         return create_memory("unisono-memory", num_bytes)
 
 
@@ -137,23 +136,23 @@ STORE_VARIABLE = "UNISONO_STORE"
 PID_VARIABLE = "UNISONO_PID"
 INCARNATION_VARIABLE = "UNISONO_INCARNATION"
 RECOVERS_VARIABLE = "UNISONO_RECOVERS"
-COMMAND_VARIABLE = "UNISONO_COMMAND"  # what the user has called, for reports
+COMMAND_VARIABLE = "UNISONO_COMMAND"  # the user's command, for reports
 
 Answer = TypeVar("Answer", bound=messages.ToWorker)
 
 
 def is_worker() -> bool:
-    """Return whether this very process was started, or has come, as a worker."""
+    """Return whether this process itself was started, or has joined, as a worker."""
     return os.environ.get(PID_VARIABLE) == str(os.getpid())
 
 
 def has_launcher() -> bool:
-    """Return whether this very process was started by our launcher as one of its workers."""
+    """Return whether our launcher started this process itself as a worker."""
     return is_worker() and LINK_VARIABLE in os.environ
 
 
 class LauncherLink(Supervisor):
-    """The end of a worker that our launcher has started; a process has one."""
+    """The link of a worker to our launcher; one per process."""
 
     explains_waits = True
 
@@ -178,7 +177,7 @@ class LauncherLink(Supervisor):
         return file_store(self.store_fd)
 
     def connect(self) -> None:
-        """Reach the workers of other hosts: there are none."""
+        """Connect to the workers of other hosts; here there are none."""
 
     def tell(self, message: messages.Told) -> None:
         """Send a message that needs no answer."""
@@ -186,11 +185,11 @@ class LauncherLink(Supervisor):
             self._channel.send(message)
 
     def show_wait(self, what: str) -> None:
-        """Show the launcher what this process waits for; in at most 124 letters."""
+        """Report what this process waits for to the launcher, in at most 124 bytes."""
         self.control.show_wait(self.world.rank, what.encode())
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
-        """Share memory that the launcher makes and keeps alive."""
+        """Share memory that the launcher creates and keeps alive."""
         with self._lock:
             while self._unused:
                 self._channel.send(messages.MemoryReleased(self._unused.popleft()))
@@ -200,26 +199,26 @@ class LauncherLink(Supervisor):
         return memory
 
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
-        """See :meth:`Supervisor.memory_fd`; the launcher takes it that this worker keeps it."""
+        """Request memory from the launcher, which assumes that this worker keeps it."""
         request = messages.MemoryRequest(key, num_bytes)
         return self._ask(request, messages.MemoryGranted).fds[0]
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
-        """See :meth:`Supervisor.stopped`; the launcher decides when all others have stopped."""
+        """Stop until the launcher decides who continues, once all others have stopped."""
         return self._ask(messages.Stopped(arrivals, between_steps), messages.Continue).membership
 
     def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
-        """See :meth:`Supervisor.catch_up`; the launcher knows the outcomes."""
+        """Request the outcome of a replicated call from the launcher."""
         answer = self._ask(messages.CatchUp(index, name), messages.Passed, messages.Live)
         return cast("messages.Passed | messages.Live", answer)
 
     def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
-        """See :meth:`Supervisor.write_checkpoint`; the launcher writes it."""
+        """Request that the launcher write a snapshot as a checkpoint."""
         self._ask(messages.WriteRequest(kept, wait), messages.Acknowledged)
         return True
 
     def lock_directory(self, directory: str, remote: Mapping[str, Any] | None = None) -> bool:
-        """See :meth:`Supervisor.lock_directory`; the launcher holds the lock."""
+        """Request that the launcher lock a run directory."""
         self._ask(messages.LockRequest(directory, remote), messages.Acknowledged)
         return True
 
@@ -241,4 +240,4 @@ class LauncherLink(Supervisor):
         return answer
 
     def _await_answer(self) -> None:
-        """Look at something else while an answer has not come; here there is nothing."""
+        """Wait for the launcher's answer while checking for other events; here there are none."""

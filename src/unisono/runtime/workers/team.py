@@ -1,8 +1,9 @@
-"""All workers of a run, as one of them sees it: meet, tell each other, share memory.
+"""All workers of a run, as one of them sees it: they synchronize, exchange bytes, share memory.
 
-A process that nobody started among others is a team of one, and waits for nobody. If a worker is
-lost, the others stop where they miss it, hear from the launcher who continues, and continue. Under
-another launcher than ours, such as ``torchrun``, they raise an error that names the lost one.
+A process that was not started as a worker is a team of one, and waits for nobody. If a worker is
+lost, the others stop at the barrier where it is missing, learn from the launcher who continues, and
+continue. Under a launcher other than ours, such as ``torchrun``, they raise an error that names the
+lost worker.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _ENDED_WITHIN_S, _LOOK_EVERY_S = 60.0, 0.02
 
 
 class StepBrokenError(BaseException):
-    """A worker was lost, so that the step under way cannot be finished: the run goes back.
+    """A worker was lost and the current step cannot be finished: the run returns to a snapshot.
 
-    No :class:`Exception`: it passes through the program's functions, to the step.
+    Not an :class:`Exception`: it passes through the program's functions to the step.
     """
 
 
 class Team:
-    """The workers of a job, on one host or several. Final; see :class:`.context.Context`."""
+    """The workers of a job, on one host or several. See :class:`.context.Context`."""
 
     def __init__(self, supervisor: Supervisor, faults: Faults | None = None) -> None:
         self.supervisor = supervisor
@@ -57,63 +58,63 @@ class Team:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker speaks for all."""
+        """Whether this worker is the leader."""
         return self.membership.leader == self.world.rank
 
     @property
     def position(self) -> int:
-        """Count the workers of the membership before this one."""
+        """This worker's index in the membership."""
         return self.membership.ranks.index(self.world.rank)
 
     @property
     def size(self) -> int:
-        """Count the workers that compute together now."""
+        """The number of workers that compute together now."""
         return len(self.membership.ranks)
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The members on each host."""
-        # Where there are several, nobody is left behind.
+        # With several hosts, no worker is left behind.
         return self.supervisor.ranks_of_host or (self.membership.ranks,)
 
     @property
     def host(self) -> int:
-        """Which host this worker is on, counted from 0."""
+        """The index of this worker's host."""
         return next(at for at, ranks in enumerate(self.hosts) if self.world.rank in ranks)
 
     @property
     def neighbours(self) -> tuple[int, ...]:
-        """The members on this worker's host, this one among them: those that share memory."""
+        """The members on this worker's host, including this one: they share memory."""
         return self.hosts[self.host]
 
     @property
     def host_leaders(self) -> tuple[int, ...]:
-        """The worker of each host that speaks for those on it; on a single host the leader."""
+        """The worker of each host that represents it; on a single host the leader."""
         if len(self.hosts) == 1:
             return (self.membership.leader,)
         return tuple(ranks[0] for ranks in self.hosts)
 
     @property
     def leads_host(self) -> bool:
-        """Whether this worker speaks for those on its host, in the memory that they share."""
+        """Whether this worker represents its host, in the memory that the host's workers share."""
         return self.world.rank in self.host_leaders
 
     def meet(self, purpose: str) -> bool:
-        """Wait for everybody who comes for a purpose, of at most 24 letters. Collective.
+        """Wait at a barrier for a purpose, of at most 24 letters. Collective.
 
-        False if a worker was lost; :attr:`membership` is another one then. A StepBrokenError where
-        it is replaced on several hosts.
+        Returns False if a worker was lost; :attr:`membership` has then changed. Raises
+        StepBrokenError if the worker is replaced on several hosts.
         """
         self.come(purpose)
         return self.wait()
 
     def come(self, purpose: str) -> None:
-        """Come to a meeting; :meth:`wait` has to follow."""
+        """Arrive at a barrier; :meth:`wait` must follow."""
         if not self.supervisor.is_alone:
             self._barrier.arrive(purpose)
 
     def wait(self) -> bool:
-        """Wait for everybody where this worker has come; returns as :meth:`meet` does."""
+        """Wait until the others arrive at the barrier; returns as :meth:`meet` does."""
         if self.supervisor.is_alone:
             return True
         all_came = True
@@ -125,11 +126,11 @@ class Team:
         return all_came
 
     def pause(self) -> None:
-        """Stand still between two steps, so that the membership can change. Collective."""
+        """Stop between two steps, so that the membership can change. Collective."""
         self._stop(between_steps=True)
 
     def await_end(self) -> None:
-        """Stand still until the launcher of this host ends the job, as another host's does."""
+        """Wait until this host's launcher ends the job, as another host's launcher does."""
         until_s = time.monotonic() + _ENDED_WITHIN_S
         while not self.is_ended_by:
             if time.monotonic() >= until_s:
@@ -141,27 +142,27 @@ class Team:
             time.sleep(_LOOK_EVERY_S)
 
     def join(self, membership: Membership) -> None:
-        """Belong to `membership`; the control block says how many meetings it has come to."""
+        """Join `membership`; the control block has the number of barriers reached."""
         self.membership = membership
         self._barrier.set_membership(membership.ranks)
 
     def departure(self, rank: int) -> Departure:
-        """Look how a worker has left, if it has, also without a word."""
+        """Return how a worker has left, or PRESENT; detects workers that died silently."""
         return self._barrier.departure(rank)
 
     def has_gone_further(self, rank: int) -> bool:
-        """Return whether a worker has come to the meeting that this one comes to next."""
+        """Return whether a worker has reached the barrier that this worker reaches next."""
         return self._barrier.has_gone_further(rank)
 
     @property
     def has_lost(self) -> bool:
-        """Whether a member has left, so that waiting for it elsewhere is in vain."""
+        """Whether a member has left, so that it is useless to wait for it elsewhere."""
         ranks = self.membership.ranks
         return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
 
     @property
     def will_begin_again(self) -> bool:
-        """Whether all workers of several hosts begin again in the next step, as one was lost."""
+        """Whether all workers of several hosts restart in the next step, because one was lost."""
         departures = map(self._barrier.departure, self.membership.ranks)
         is_awaited = all(how.may_be_back for how in departures)
         supervisor = self.supervisor
@@ -169,70 +170,70 @@ class Team:
         return len(self.hosts) > 1 and not supervisor.can_go_back and is_replaced
 
     def note_step(self, step: int) -> None:
-        """Tell those who may wait for this worker which step it is in."""
+        """Publish which step this worker is in."""
         self._line.begun = step + 1
 
     def note_times(self, step: int, times: Sequence[float]) -> None:
-        """Tell the others where this worker spent a step: eight numbers of seconds."""
+        """Publish where this worker spent a step: one number of seconds per phase."""
         self._control.set_times(self._rank, step, times)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
-        """Read what a worker told, before all met, of one of its last two steps; None: nothing."""
+        """Return what a worker published of one of its last two steps before a barrier, or None."""
         return self._control.times(rank, step)
 
     def note_memory(self, num_bytes: int) -> None:
-        """Tell the others how much memory of its device this worker takes."""
+        """Publish how much memory of its device this worker uses."""
         self._line.memory = num_bytes
 
     def memory_of(self, rank: int) -> int | None:
-        """Read what a worker said last of its device's memory; None if it has not."""
+        """Return the memory that a worker last published for its device; None if it has not."""
         return self._control.lines[rank].memory or None
 
     def pid(self, rank: int) -> int | None:
-        """Return the process of a worker; None if it has not come."""
+        """Return the PID of a worker; None if it has not joined."""
         is_here = rank == self.world.rank
         return os.getpid() if is_here else self._control.lines[rank].process[0] or None
 
     def plan(self, step: int, what: int) -> None:
-        """Report, as the leader, what everybody does before `step`; then come to a meeting."""
+        """Publish, as the leader, what all workers do before `step`; arrive at a barrier next."""
         self._line.plan = what
         self._line.plan_step = step
 
     def planned(self, step: int) -> int:
-        """Read what the leader has planned before `step`; the same for all who met it since."""
+        """Return what the leader planned before `step`; the same for all past the next barrier."""
         line = self._control.lines[self.membership.leader]
         return line.plan if line.plan_step == step else 0
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether a launcher, or a signal to a worker, wishes that all stop between two steps."""
+        """Whether a launcher, or a signal to a worker, requests that all stop between two steps."""
         return bool(self._control.wish)
 
     @property
     def signal(self) -> int:
-        """Which signal to a worker is to end the job, where workers hear signals; 0: none."""
+        """The signal to a worker that should end the job, if workers receive signals; 0: none."""
         return self._control.wish if self.supervisor.hears_signals else 0
 
     def pass_on(self, signum: int) -> bool:
-        """Report a signal that is to end the job, or 0, to all; return False if they know one."""
+        """Publish a signal that should end the job, or 0; return False if one was published."""
         is_first, self._head.wish = not self._control.wish, signum
         return is_first
 
     @property
     def is_ended_by(self) -> int:
-        """Which signal has the launcher end the job when all stop between two steps; 0: none."""
+        """The signal with which the launcher ends the job once all stop between steps; 0: none."""
         return int(self._head.end)
 
     def memory(self, key: int, num_bytes: int) -> Memory:
-        """Share memory with everybody who asks with the same `key`. Collective."""
+        """Share memory with all workers that request the same `key`. Collective."""
         return self.supervisor.memory(key, num_bytes, self.gather)
 
     def memory_fd(self, key: int, num_bytes: int) -> int:
-        """Do the same, and give its descriptor, which is the caller's. Collective."""
+        """Do the same, but return its descriptor, which the caller owns. Collective."""
         return self.supervisor.memory_fd(key, num_bytes, self.gather)
 
     def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
-        """Send everybody `message`; return theirs, by rank. Collective: every rank calls it."""
+        """Gather a message from every worker, by rank. Collective: every rank calls it."""
         control = self._control
         if self.supervisor.is_alone:
             return {self.world.rank: message}
@@ -243,7 +244,8 @@ class Team:
             chunk, rest = rest[:_CHUNK_BYTES], rest[_CHUNK_BYTES:]
             control.post(self.world.rank, (_MORE if rest else _LAST) + chunk)
             self.meet(purpose)
-            # Who was lost before it came has not posted this, and nobody believes what it posted.
+            # A worker that was lost before this barrier has not posted; its old post does not
+            # count.
             speaking = {
                 rank: sofar for rank, sofar in speaking.items() if rank in self.membership.ranks
             }
@@ -256,26 +258,26 @@ class Team:
         return dict(sorted(heard.items()))
 
     def vote(self, vote: int, purpose: str) -> dict[int, int] | None:
-        """Do :meth:`gather` with a number below 2³², in one meeting; None if a worker was lost."""
+        """Gather a number below 2³² with one barrier; return None if a worker was lost."""
         if self.supervisor.is_alone:
             return {self.world.rank: vote}
         self._barrier.vote(vote)
         return self._barrier.votes(self.membership.ranks) if self.meet(purpose) else None
 
     def put_beside(self, data: bytes) -> None:
-        """Have the workers of other hosts get some bytes with this worker's next arrival."""
+        """Send bytes to the workers of other hosts with this worker's next arrival."""
         self._control.put_beside((self._barrier.arrivals + 1) % 2, data)
 
     def beside(self) -> dict[int, bytes]:
-        """Take what workers of other hosts have sent with the arrivals waited for last, by rank."""
+        """Return and remove what workers of other hosts sent with the last arrivals, by rank."""
         return self._control.beside(self._barrier.arrivals % 2)
 
     def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
-        """Have the leader, or the next one, call `speak`; hear what it says. Collective."""
+        """Broadcast what `speak` returns on the leader, or on the next leader. Collective."""
         return self._hear(lambda: (self.membership.leader,), speak, purpose)[0]
 
     def hear_host_leaders(self, speak: Callable[[], bytes], purpose: str) -> list[bytes]:
-        """Have one worker of each host call `speak`; hear what each says, by host. Collective."""
+        """Return what `speak` returns on one worker of each host, by host. Collective."""
         return self._hear(lambda: self.host_leaders, speak, purpose)
 
     def agree(
@@ -286,9 +288,10 @@ class Team:
         known: Mapping[str, object] = MappingProxyType({}),
         remedy: str = "",
     ) -> None:
-        """Refuse values, of JSON, that differ between workers. Collective: every rank calls it.
+        """Raise if JSON values differ between workers. Collective: every rank calls it.
 
-        In `known` is what must not differ between workers that both tell it; `remedy` is for that.
+        `known` has values that must not differ between workers that both have them; `remedy` is for
+        those.
         """
         message = json.dumps([dict(facts), dict(known)], default=str).encode()
         heard = self.gather(message, purpose)
