@@ -1,5 +1,5 @@
-"""torch's collectives over shared memory, in one order of summation: the c10d backend "unisono".
+"""torch's collectives over shared memory, with one order of summation: the c10d backend "unisono".
 
-``import unisono``, then ``torch.distributed.init_process_group("unisono")``; every program that
-uses ``torch.distributed`` on the CPUs of one Linux host runs on it.
+Use it with ``import unisono`` and ``torch.distributed.init_process_group("unisono")``. It runs any
+program that uses ``torch.distributed`` on the CPUs of one Linux host.
 """

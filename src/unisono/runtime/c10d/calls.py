@@ -1,8 +1,8 @@
 """Describes a rank's call in words that are the same on every rank that makes the same call.
 
-What may differ between ranks (the length of an uneven part) is not in the words. What is wrong on
-this rank alone (two dtypes in one call) is refused here, before anything is posted. Tensors of any
-shape and stride are contiguous vectors from here on, and are put back.
+The words omit what may differ between ranks (the length of an uneven part). A mistake of this rank
+alone (two dtypes in one call) is rejected here, before anything is posted. Tensors of any shape and
+stride are handled as contiguous vectors from here on, and results are copied back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.runtime.c10d.group_memory import POST_TEXT_BYTES
 from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
 
 DTYPES = (*map(dtype_of, CODES), torch.complex32, torch.complex128)
-"""Those that can be moved, each with its number, which is the same on all ranks."""
+"""The dtypes that can be moved; a dtype's index is the same on all ranks."""
 
 _Vectors = Sequence[torch.Tensor]
 
@@ -41,10 +41,10 @@ def encode(
     sizes: tuple[int, ...] = (),
     shape: tuple[int, ...] = (),
 ) -> bytes:
-    """Return what a call asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
+    """Return the description of a call: ``all_reduce(SUM) of 1,024 float32 elements``.
 
-    `numel` and `shape` (of more than a vector) are given where they must be the same on every rank,
-    else `sizes`, of what goes to or from each. `root` is the global rank that acts alone.
+    `numel` and `shape` (of more than a vector) are passed if they must be the same on every rank,
+    otherwise `sizes`, the lengths for each rank. `root` is the global rank of the root.
     """
     words = f"{kind}({reduction})" if reduction else kind
     if dtype is not None:
@@ -66,7 +66,7 @@ def encode(
 
 @functools.lru_cache(maxsize=1024)
 def kind_of(call: bytes) -> str:
-    """Return the kind of a call that :func:`encode` described."""
+    """Return the kind of a call from its description by :func:`encode`."""
     return call.decode().partition("(")[0].partition(" of ")[0]
 
 
@@ -78,7 +78,7 @@ def call_of_each(
     num_ranks: int,
     reduction: str = "",
 ) -> bytes:
-    """Encode an all_gather or a reduce_scatter: a vector, and one of or for each rank."""
+    """Describe an all_gather or a reduce_scatter: a vector, and one of or for each rank."""
     _check_one_each(of_each, num_ranks)
     _check_same_dtype(vector, *of_each)
     _check_size(vector, of_each[rank])
@@ -89,7 +89,7 @@ def call_of_each(
 
 
 def all_to_all_call(outputs: _Vectors, inputs: _Vectors, num_ranks: int) -> bytes:
-    """Encode an all_to_all; its sizes differ between ranks and are exchanged later."""
+    """Describe an all_to_all; its sizes differ between ranks and are exchanged later."""
     _check_one_each(inputs, num_ranks)
     _check_one_each(outputs, num_ranks)
     _check_same_dtype(*inputs, *outputs)
@@ -104,7 +104,7 @@ def rooted_call(
     rank: int,
     names: Sequence[int],
 ) -> bytes:
-    """Encode a gather or a scatter: a vector on every rank, a list of them at the root."""
+    """Describe a gather or a scatter: a vector on every rank, a list of vectors at the root."""
     check_rank("root", root, len(names))
     _check_one_each(at_root, len(names) if rank == root else 0)
     _check_same_dtype(vector, *at_root)
@@ -114,7 +114,7 @@ def rooted_call(
 
 
 def check_rank(role: str, rank: int, num_ranks: int) -> None:
-    """Refuse a rank that the group does not have."""
+    """Raise if the group has no such rank."""
     if not 0 <= rank < num_ranks:
         raise ValueError(
             f"the {role} of a call must be one of the group's ranks, 0 to {num_ranks - 1}, but is "
@@ -148,7 +148,7 @@ def _check_one_each(tensors: _Vectors, num_ranks: int) -> None:
 
 
 def check_movable(tensor: torch.Tensor) -> None:
-    """Refuse tensors that are sparse or not on the CPU."""
+    """Raise if a tensor is sparse or not on the CPU."""
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"the backend `unisono` moves dense tensors, but got one with layout {tensor.layout}: "
@@ -163,22 +163,22 @@ def check_movable(tensor: torch.Tensor) -> None:
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
-    """Take a tensor for a list of one."""
+    """Return a list of tensors; a single tensor becomes a list of one."""
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def nested(lists: Any) -> list[list[torch.Tensor]]:
-    """Take a list for a list of one list."""
+    """Return a list of lists; a single list becomes a list of one list."""
     return [lists] if isinstance(lists[0], torch.Tensor) else lists
 
 
 @final
 class Vectors:
-    """The vectors of one call; its result, and the tensors of which some are copies.
+    """The vectors of one call, its result, and the tensors whose vectors are copies.
 
-    A vector views a tensor's memory, whatever ``.data`` the program gives the tensor later. Where
-    elements do not lie in order it is a copy, which is made when it is the call's turn: the call
-    before may write to the same tensor.
+    A vector is a view of a tensor's memory, even if the program replaces the tensor's ``.data``
+    later. A non-contiguous tensor is copied instead. The copy is made when the call runs, because
+    the call before may write to the same tensor.
     """
 
     __slots__ = ("_filled", "_given", "result")
@@ -189,20 +189,20 @@ class Vectors:
         self._filled: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View a tensor that the call reads."""
+        """Return the vector of a tensor that the call reads."""
         return self._vector_of(tensor, self._given)
 
     def filled(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View a tensor that the call writes to, and may read."""
+        """Return the vector of a tensor that the call writes to, and may read."""
         return self._vector_of(tensor, self._filled)
 
     def read(self) -> None:
-        """Take what the tensors hold now, when it is the call's turn."""
+        """Copy the current values of non-contiguous tensors, when the call runs."""
         for vector, tensor in (*self._given, *self._filled):
             vector.copy_(tensor.reshape(-1))
 
     def write_back(self) -> None:
-        """Put what copies hold into their tensors."""
+        """Copy the results in copies back to their tensors."""
         for vector, tensor in self._filled:
             tensor.copy_(vector.view(tensor.shape))
 
@@ -218,19 +218,19 @@ class Vectors:
 
 
 def as_vector(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor's elements in order, or copy them where they do not lie in order."""
+    """Return a view of a tensor's elements in order, or a copy if it is not contiguous."""
     return _plain(tensor).contiguous().view(-1)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     check_movable(tensor)
     if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
-        tensor = tensor.trigger_wait()  # a functional collective's wrapper around its result
+        tensor = tensor.trigger_wait()  # the wrapper around a functional collective's result
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
-    """Cut a vector into equal parts."""
+    """Split a vector into equal parts."""
     if vector.numel() % num_rows:
         raise ValueError(
             f"the tensor for all ranks must have a multiple of {num_rows} elements, but has "
@@ -240,7 +240,7 @@ def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
 
 
 def parts(tensor: torch.Tensor, sizes: list[int] | None, num_ranks: int) -> list[torch.Tensor]:
-    """Cut a contiguous tensor along its first dimension, evenly if `sizes` is empty."""
+    """Split a contiguous tensor along its first dimension, evenly if `sizes` is empty."""
     if not sizes:
         return rows(tensor.view(-1), num_ranks)
     if len(sizes) != num_ranks or sum(sizes) != tensor.shape[0]:

@@ -1,15 +1,15 @@
-"""What each collective shows and takes, chunk by chunk; it yields wherever all ranks must meet.
+"""What each collective writes and reads, chunk by chunk; it yields wherever all ranks synchronize.
 
-all_reduce has two ways to the same bits. *Each for itself*: each rank shows its vector and
-evaluates the whole tree, one meeting a chunk; best for two ranks (nothing is read or written in
-vain) and for short vectors. *Slices*: each rank shows its vector, reduces one slice of all vectors,
-shows that, and takes all slices; two meetings a chunk, and each element crosses between cores
-twice, however many ranks.
+all_reduce has two methods with the same bits. *Each for itself*: each rank shows its vector and
+evaluates the whole tree, with one barrier per chunk; best for two ranks (no read or write is
+wasted) and for short vectors. *Slices*: each rank shows its vector, reduces one slice of all
+vectors, shows the slice, and reads all slices. That takes two barriers per chunk, and each element
+crosses between cores twice, for any number of ranks.
 
-Each element is reduced by itself, along the tree of :mod:`unisono.plan.summation`. ``AVG`` is the
-sum, divided by W. Averages of integers are rounded towards zero, as NCCL's are, and summed in 64
+Each element is reduced separately, along the tree of :mod:`unisono.plan.summation`. ``AVG`` is the
+sum divided by W. Averages of integers are rounded towards zero, as NCCL's are, and summed in 64
 bits, so that narrow dtypes cannot overflow. Elements of half precision are rounded after each
-addition, as gloo does.
+addition, as in gloo.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _Vectors = Sequence[torch.Tensor]
 
 
 def barrier() -> Meetings:
-    """Meet."""
+    """Synchronize all ranks."""
     yield
 
 
 def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
-    """Broadcast the root's vector to every rank, and return it."""
+    """Broadcast the root's vector to every rank."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         if board.rank == root:
@@ -46,7 +46,7 @@ def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
 
 
 def reduce(board: Board, vector: _Vector, reduction: str, root: int | None = None) -> Meetings:
-    """Leave the reduction of all vectors in the root's, or in all if `root` is None."""
+    """Reduce all vectors into the root's vector, or into every vector if `root` is None."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         piece = part_of(vector, start, stop)
@@ -55,12 +55,12 @@ def reduce(board: Board, vector: _Vector, reduction: str, root: int | None = Non
         yield
         if root is None or board.rank == root:
             values = board.shown(dtype, stop - start).copy()
-            values[board.rank] = piece  # warmer than its copy
+            values[board.rank] = piece  # in cache, unlike its copy
             combine(reduction, values, piece)
 
 
 def all_gather(board: Board, outputs: _Vectors, vector: _Vector) -> Meetings:
-    """Put the vector of each rank into one output, whatever their lengths."""
+    """Copy each rank's vector to one output; lengths may differ."""
     dtype = vector.dtype
     for start, stop in board.chunks(max(output.numel() for output in outputs), dtype):
         own = vector[start:stop]
@@ -75,7 +75,7 @@ def all_gather(board: Board, outputs: _Vectors, vector: _Vector) -> Meetings:
 
 
 def gather(board: Board, outputs: _Vectors, vector: _Vector, root: int) -> Meetings:
-    """Put the vector of each rank into the root's outputs; the others' are empty."""
+    """Copy each rank's vector to the root's outputs; `outputs` is empty on other ranks."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         own = vector[start:stop]
@@ -88,7 +88,7 @@ def gather(board: Board, outputs: _Vectors, vector: _Vector, root: int) -> Meeti
 
 
 def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> Meetings:
-    """Scatter the root's inputs, one to each rank; the others' are empty."""
+    """Scatter the root's inputs, one to each rank; `inputs` is empty on other ranks."""
     dtype, num_ranks = output.dtype, board.num_ranks
     for start, stop in board.chunks(output.numel(), dtype, num_ranks):
         width = stop - start
@@ -103,7 +103,7 @@ def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> Meeti
 
 
 def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: str) -> Meetings:
-    """Reduce all ranks' inputs for this rank, whatever their lengths."""
+    """Reduce all ranks' inputs for this rank; lengths may differ."""
     dtype, num_ranks, rank = output.dtype, board.num_ranks, board.rank
     for start, stop in board.chunks(max(vector.numel() for vector in inputs), dtype, num_ranks):
         width = stop - start
@@ -118,7 +118,7 @@ def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: s
 
 
 def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> Meetings:
-    """Send each rank one input and receive one output from each, whatever their lengths."""
+    """Send each rank one input and receive one output from each; lengths may differ."""
     dtype, num_ranks, rank = inputs[0].dtype, board.num_ranks, board.rank
     longest = yield from _longest_of_all(board, outputs, inputs)
     for start, stop in board.chunks(longest, dtype, num_ranks):
@@ -136,7 +136,7 @@ def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> Meetings:
 def _longest_of_all(
     board: Board, outputs: _Vectors, inputs: _Vectors
 ) -> Generator[None, None, int]:
-    """Exchange what each rank gives and takes; return the length of the longest vector."""
+    """Exchange the sizes that each rank sends and receives; return the longest vector's length."""
     num_ranks = board.num_ranks
     mine = board.mine(torch.int64, 2 * num_ranks)
     mine.copy_(torch.tensor([vector.numel() for vector in (*inputs, *outputs)]))
@@ -165,7 +165,7 @@ def _show_side_by_side(board: Board, pieces: _Vectors, width: int) -> None:
 
 
 def part_of(vector: _Vector, start: int, stop: int) -> _Vector:
-    """Slice, unless the slice is everything: short vectors are worth the microsecond."""
+    """Return a slice, or the vector if the slice is all of it: slicing takes a microsecond."""
     return vector if stop - start == vector.numel() else vector[start:stop]
 
 
@@ -174,7 +174,7 @@ _ALIGNED_ELEMENTS = 64
 
 
 def all_reduce(board: Board, vector: torch.Tensor, reduction: str) -> Meetings:
-    """Leave the reduction of all ranks' vectors in each of them."""
+    """Reduce all ranks' vectors into each of them."""
     if board.num_ranks <= 2 or vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
         return reduce(board, vector, reduction)
     return _in_slices(board, vector, reduction)
@@ -201,7 +201,7 @@ def _in_slices(board: Board, vector: torch.Tensor, reduction: str) -> Meetings:
 
 
 def slices(numel: int, num_ranks: int) -> list[tuple[int, int]]:
-    """Cut a vector into one slice per rank, at multiples of 64 elements."""
+    """Return one slice (begin, end) per rank, at multiples of 64 elements."""
     each = -(-numel // (num_ranks * _ALIGNED_ELEMENTS)) * _ALIGNED_ELEMENTS
     return [(min(r * each, numel), min((r + 1) * each, numel)) for r in range(num_ranks)]
 
@@ -216,14 +216,14 @@ OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-# By number: torch's own way to compare operations takes longer than all the rest here.
+# By number: torch compares operations more slowly than everything else here.
 _REDUCTION_OF = {getattr(ReduceOp, name).value: name for name in OPERATIONS}
-# Sums on the way are this long: they stay in the cores' cache, and in malloc's heap.
+# Intermediate sums are this long, to stay in the cores' cache and in malloc's heap.
 _BLOCK_BYTES = 1 << 20
 
 
 def reduction_of(opts: Any, dtype: torch.dtype) -> str:
-    """Name the reduction of a call, from torch's options for it: SUM unless they say otherwise."""
+    """Return the reduction that torch's options for a call request; SUM by default."""
     wanted = getattr(opts, "reduceOp", opts)
     wanted = ReduceOp.SUM if wanted is None else getattr(wanted, "op", wanted)
     name = _REDUCTION_OF.get(getattr(wanted, "value", None))
@@ -234,7 +234,7 @@ def reduction_of(opts: Any, dtype: torch.dtype) -> str:
 
 
 def check(reduction: str, dtype: torch.dtype) -> None:
-    """Refuse what has no meaning for a dtype."""
+    """Raise if torch cannot apply a reduction to a dtype."""
     is_truth = reduction == "AVG" and dtype is torch.bool
     if is_truth or not _is_known_to_torch(reduction, dtype):
         raise TypeError(
@@ -254,7 +254,7 @@ def _is_known_to_torch(reduction: str, dtype: torch.dtype) -> bool:
 
 
 def combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Write the reduction of one vector per rank to `out`, which may be (the memory of) one."""
+    """Write the reduction of one vector per rank to `out`, which may be one of the vectors."""
     numel = out.numel()
     block = _BLOCK_BYTES // out.itemsize
     if len(values) <= 2 or numel <= block:
@@ -278,7 +278,7 @@ def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) 
     elif num_ranks == 2:
         operation(values[0], values[1], out=out)
     else:
-        # Sums that include the value whose memory `out` is go to `out`: it is not read again.
+        # Sums that include the value stored in `out` are written to `out`: it is not read again.
         at = out.data_ptr()
         own = next((value for value in values if value.data_ptr() == at), values[0])
 

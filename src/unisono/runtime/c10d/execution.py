@@ -1,16 +1,16 @@
-"""Runs the calls of one rank in a group, one after the other, in the order in which they were made.
+"""Runs the calls of one rank in a group, one after the other, in the order they were made.
 
 A call runs in the thread that makes it: the other ranks are usually microseconds away, and handing
 it to another thread would take longer. With ``async_op=True`` the caller must not be blocked by a
 late rank, which may itself be waiting for this one elsewhere. Such a call moves after a few
-milliseconds, with all calls after it, to the group's *helper* thread. The helper ends when it is
-idle for a while, and before Python does: a thread that returned from C++ after that would abort
+milliseconds, with all calls after it, to the group's *helper* thread. The helper ends after it has
+been idle for a while, and before Python does: a thread that returns from C++ after that would abort
 the process.
 
-Our methods are kept out of ``torch.compile``, by a mark on their code: C++ (for example DDP's
-broadcast of buffers) calls our Python inside of compiled programs, and what moves bytes between
-processes must not be traced. torch's own decorator, which sets that mark, would load its compiler,
-a second of import, in every program.
+A mark on their code keeps our methods out of ``torch.compile``: C++ (for example DDP's broadcast of
+buffers) calls our Python inside of compiled programs, and code that moves bytes between processes
+must not be traced. torch's own decorator sets that mark too, but would load the compiler in every
+program, which takes a second.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _AT_EXIT_AT_MOST_S = 10.0
 
 @final
 class Call:
-    """One call of this rank, which `steps` announces and carries out, meeting by meeting.
+    """One call of this rank; `steps` announces it and carries it out, one barrier at a time.
 
-    `is_done` once the helper has finished it, well or not; `error` is its failure there.
+    `is_done` is True once the helper has finished it, successfully or not; `error` is its failure.
     """
 
     def __init__(self, meeting: Meeting, steps: Meetings) -> None:
@@ -55,15 +55,16 @@ class Call:
         self.error: BaseException | None = None
 
     def proceed(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
-        """Run it, or on with it; return False if a meeting took longer than `patience_s`.
+        """Start or continue the call; return False if a barrier takes longer than `patience_s`.
 
-        A MismatchError, which is on every rank, ends the call alone; another error ends the group.
+        A MismatchError, which every rank raises, ends only the call; any other error ends the
+        group.
         """
         try:
-            with torch.inference_mode():  # it may write to tensors of either kind
+            with torch.inference_mode():  # it may write to inference and to normal tensors
                 if not self._has_begun:
                     self._has_begun = True
-                    self._is_waiting = self._meeting.is_ahead  # of a call that was refused
+                    self._is_waiting = self._meeting.is_ahead  # after a rejected call
                 while True:
                     if self._is_waiting and not self._meeting.wait(patience_s, spins=spins):
                         return False
@@ -79,16 +80,16 @@ class Call:
             raise
 
     def hand_over(self) -> None:
-        """Note what another thread must know to go on with it."""
+        """Record this thread's state that the helper needs to continue the call."""
         self.flushes = flushes_denormals()
 
     def give_up(self, error: BaseException) -> None:
-        """End the group for this rank: a call that has failed half-way cannot be made again."""
+        """End the group for this rank: a call that failed half-way cannot be made again."""
         self._meeting.give_up(str(error) or type(error).__name__)
 
 
 class _Turn(enum.Enum):
-    """Who may carry out calls now."""
+    """Who may run calls now."""
 
     NOBODY = enum.auto()
     CALLER = enum.auto()
@@ -99,12 +100,13 @@ class _Turn(enum.Enum):
 class Execution:
     """The calls of one rank in a group, in their order.
 
-    A mismatch ends a call on every rank, not the group. Calls that this rank made before the
-    program learned of it are not run: other ranks may have learned of it at once and not made them.
+    A mismatch ends a call on every rank, but not the group. Calls that this rank made before the
+    program learned of the mismatch are not run: other ranks may have learned of it at once, and not
+    made them.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may come back here
+        self._lock = threading.RLock()  # a signal handler may re-enter
         self._changed = threading.Condition(self._lock)
         self._turn = _Turn.NOBODY
         self._waiting: deque[Call] = deque()
@@ -115,9 +117,9 @@ class Execution:
         self._unheard: MismatchError | None = None
 
     def carry_out(self, call: Call, *, is_async: bool) -> bool:
-        """Run a call after all that were made before it; False if `is_async` and it goes on.
+        """Run a call after all earlier calls; return False if `is_async` and it is still running.
 
-        Raises its failure, or one of an earlier call that nobody was told of.
+        Raises the call's failure, or the unreported failure of an earlier call.
         """
         with self._lock:
             if self._unheard is not None:
@@ -148,8 +150,8 @@ class Execution:
         return True
 
     def hear(self, call: Call) -> BaseException | None:
-        """Return a call's failure; the program knows of it then."""
-        with self._lock:  # the helper may just have met with another one
+        """Return a call's failure, which counts as reported then."""
+        with self._lock:  # the helper may just have recorded another failure
             if self._unheard is call.error:
                 self._unheard = None
         return call.error
@@ -168,7 +170,7 @@ class Execution:
             raise error
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the helper has nothing left to run, at most `timeout_s` seconds."""
+        """Wait until the helper has no more calls to run, for at most `timeout_s` seconds."""
         with self._lock:
             self._changed.wait_for(lambda: self._turn is not _Turn.HELPER, timeout_s)
 
@@ -179,7 +181,7 @@ class Execution:
             self._changed.notify_all()
 
     def end_helper(self) -> None:
-        """End the helper, and if it is busy, the group for this rank."""
+        """End the helper and, if it is busy, this rank's part in the group."""
         self.close()
         with self._lock:
             helper = self._helper
@@ -208,7 +210,7 @@ class Execution:
             helper = threading.Thread(target=self._help, name="unisono-c10d", daemon=True)
             try:
                 helper.start()
-            except RuntimeError as error:  # there may be no thread more
+            except RuntimeError as error:  # no more threads may be available
                 self._turn = _Turn.NOBODY
                 self._waiting[0].give_up(error)
                 self._end(*self._waiting, error=error)
@@ -222,7 +224,7 @@ class Execution:
     def _help(self) -> None:
         while call := self._next():
             try:
-                torch.set_flush_denormal(call.flushes)  # each thread has a mode of its own
+                torch.set_flush_denormal(call.flushes)  # a mode of each thread
                 call.proceed(spins=False)
             except MismatchError as error:
                 with self._lock:
@@ -257,7 +259,7 @@ class Execution:
 
 
 _WITH_HELPERS: weakref.WeakSet[Execution] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_WITH_HELPERS.clear)  # a child has no threads of its parent's
+os.register_at_fork(after_in_child=_WITH_HELPERS.clear)  # a child has none of its parent's threads
 
 
 @atexit.register
@@ -270,7 +272,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def never_compiled(cls: _Class) -> _Class:
-    """Mark a class's methods, and whatever they call, as not to be compiled."""
+    """Exclude a class's methods, and whatever they call, from compilation."""
     marks: Any = torch._C._dynamo.eval_frame
     skip = marks._FrameExecStrategy(marks._FrameAction.SKIP, marks._FrameAction.SKIP)
     for method in vars(cls).values():
@@ -280,17 +282,17 @@ def never_compiled(cls: _Class) -> _Class:
     return cls
 
 
-# Calls a function at once and makes a future of what it returns, with a type that torch's hooks in
-# C++ ask for; what `Future.set_result` takes is of any type to them.
+# Calls a function at once and makes a future of its result, with a type that torch's hooks in C++
+# request; `Future.set_result` loses the type.
 _with_type: Any = torch._C.fork
 
 
 @never_compiled
 class GroupWork(Work):
-    """Of calls that are done, or (`calls`) that the helper thread may still be busy with.
+    """A Work for calls that are done, or (`calls`) that the helper thread may still be running.
 
-    A future of it is complete when the program gets it, so callbacks run on the program's own
-    thread, at the same place on every rank, and may make further calls.
+    Its future is complete when the program gets it, so callbacks run on the program's own thread,
+    in the same place on every rank, and may make further calls.
     """
 
     def __init__(
@@ -302,21 +304,21 @@ class GroupWork(Work):
         self.calls = calls
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until all is done."""
+        """Wait until all calls are done."""
         for call in self.calls:
             self._execution.wait(call, _limit_s(timeout))
         return True
 
     def synchronize(self) -> None:
-        """Wait until all is done."""
+        """Wait until all calls are done."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether all is done."""
+        """Return whether all calls are done."""
         return all(call.is_done for call in self.calls)
 
     def is_success(self) -> bool:
-        """Return whether all is done without a failure, which counts as reported then."""
+        """Return whether all calls succeeded; a failure counts as reported then."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -333,7 +335,7 @@ class GroupWork(Work):
         future: torch.futures.Future[Any]
         try:
             future = _with_type(_itself, self._tensors)
-        except RuntimeError:  # an empty list says nothing of its elements
+        except RuntimeError:  # the type of an empty list's elements is unknown
             future = torch.futures.Future()
             future.set_result(self._tensors)
         return future
@@ -342,7 +344,7 @@ class GroupWork(Work):
 @final
 @never_compiled
 class ReceiveWork(GroupWork):
-    """Of a receive: waiting for it takes the message."""
+    """The Work of a receive: waiting for it receives the message."""
 
     def __init__(self, execution: Execution, messages: Messages, receive: Receive) -> None:
         super().__init__([receive.tensor], execution)
@@ -355,7 +357,7 @@ class ReceiveWork(GroupWork):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the message has come."""
+        """Return whether the message has arrived."""
         return self._messages.is_done(self._receive)
 
     def synchronize(self) -> None:

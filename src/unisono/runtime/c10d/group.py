@@ -45,7 +45,7 @@ _KEPT_BYTES_AT_MOST = 64
 
 
 def create(options: Any, backend_options: object) -> Group:
-    """Make a group for torch. Collective: every rank of the group calls it."""
+    """Create a group for torch. Collective: every rank of the group calls it."""
     if backend_options is not None:
         raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
     keep_freed_memory()
@@ -54,7 +54,7 @@ def create(options: Any, backend_options: object) -> Group:
 
 
 def _refusals_are_told(method: _Method) -> _Method:
-    """Report to the other ranks that this one's arguments are refused: they are about to wait."""
+    """Report rejected arguments of this rank to the other ranks, which are about to wait for it."""
 
     @functools.wraps(method)
     def call(self: Group, *args: Any, **kwargs: Any) -> Any:
@@ -70,10 +70,10 @@ def _refusals_are_told(method: _Method) -> _Method:
 @final
 @never_compiled
 class Group(_ProcessGroup):  # type: ignore[misc]
-    """One rank's view of a group; `backend_name` is what the program asked for."""
+    """One rank's view of a group; `backend_name` is the name that the program requested."""
 
     backend_name = "unisono"
-    _device_types = (torch.device("cpu"),)  # torch's Python code reads it
+    _device_types = (torch.device("cpu"),)  # read by torch's Python code
 
     def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
         super().__init__(rank, len(names))
@@ -85,7 +85,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> GroupWork:
-        """Reduce one tensor for every rank."""
+        """Reduce one tensor, with the result on every rank."""
         opts = op if opts is None else opts
         (tensor,) = tensors = listed(tensors)
         vectors = Vectors(tensors)
@@ -96,8 +96,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         steps = all_reduce(self._board, vector, reduction)
         work = self._run(call, opts, steps, vectors)
         if numel == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
-            # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
-            # the half that is C++; without the other, waiting for it would never end.
+            # Inside of `join`, DDP passes such a Work to C++ and drops its Python half. Without
+            # that half, waiting for the Work would never return.
             self._kept.append(work)
         return work
 
@@ -107,7 +107,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
-        """Reduce one tensor for the root; the others keep theirs."""
+        """Reduce one tensor to the root; the other ranks' tensors are unchanged."""
         (tensor,) = tensors
         vectors, root = Vectors(tensors), opts.rootRank
         check_rank("root", root, self._num_ranks)
@@ -142,7 +142,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GroupWork:
-        """Gather all ranks' tensors on every rank, one after the other in one."""
+        """Gather all ranks' tensors on every rank, concatenated in one tensor."""
         vectors = Vectors([output])
         taken = rows(vectors.filled(output), self._num_ranks)
         return self._all_gather(taken, vectors.given(tensor), opts, vectors)
@@ -150,14 +150,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> GroupWork:
-        """Do :meth:`all_gather_single` for several tensors."""
+        """Call :meth:`all_gather_single` for several tensors."""
         pairs = zip(outputs, inputs, strict=True)
         return self._together(outputs, [self.all_gather_single(*pair, opts) for pair in pairs])
 
     def allgather_coalesced(
         self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> GroupWork:
-        """Gather several tensors; ``output_lists[rank][position]``."""
+        """Gather several tensors into ``output_lists[rank][position]``."""
         works = [
             self.allgather([[outputs[position] for outputs in output_lists]], [tensor], opts)
             for position, tensor in enumerate(inputs)
@@ -184,7 +184,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> GroupWork:
-        """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
+        """Reduce a list of tensors, one for each rank; lengths may differ within the list."""
         (output,), (inputs,) = listed(outputs), nested(input_lists)
         vectors = Vectors([output])
         given = [vectors.given(tensor) for tensor in inputs]
@@ -200,7 +200,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> GroupWork:
-        """Do :meth:`reduce_scatter_single` for several tensors."""
+        """Call :meth:`reduce_scatter_single` for several tensors."""
         pairs = zip(outputs, inputs, strict=True)
         return self._together(outputs, [self.reduce_scatter_single(*pair, opts) for pair in pairs])
 
@@ -221,7 +221,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
     ) -> GroupWork:
-        """Send each rank a part of one tensor and receive a part of one from each."""
+        """Send each rank a part of one tensor and receive a part of one from each rank."""
         vectors = Vectors([output])
         whole = vectors.filled(output).view(output.shape)
         taken = parts(whole, output_split_sizes, self._num_ranks)
@@ -229,20 +229,20 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._all_to_all(taken, given, opts, vectors)
 
     def barrier(self, opts: Any = None) -> GroupWork:
-        """Wait until every rank has come."""
+        """Wait until every rank has arrived."""
         return self._run(encode("barrier"), opts, collectives.barrier(), Vectors([]))
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until every rank has come; the error names those that do not come in time."""
+        """Wait until every rank has arrived; the error names late ranks."""
         opts = BarrierOptions()
         if timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
 
     def send(self, tensors: Tensors, destination: int, tag: int) -> GroupWork:
-        """Send a tensor; done when it returns."""
+        """Send a tensor; the send is complete when this returns."""
         check_allowed("send")
         (tensor,) = tensors
         check_rank("destination", destination, self._num_ranks)
@@ -250,7 +250,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return GroupWork(tensors, self.member.execution)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> ReceiveWork:
-        """Receive a tensor from another rank, when the Work is waited for."""
+        """Receive a tensor from another rank; :meth:`ReceiveWork.wait` completes the receive."""
         check_rank("source", source, self._num_ranks)
         return self._receive(tensors, source, tag)
 
@@ -258,7 +258,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Receive a tensor from any rank."""
         return self._receive(tensors, None, tag)
 
-    # torch's names before 2.11, which its C++ part and older programs still use.
+    # torch's names before 2.11, which its C++ code and older programs still use.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -266,7 +266,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def _get_backend(self, device: torch.device) -> Group:
-        """Return the backend of a device: torch asks it what it supports."""
+        """Return the backend of a device: torch queries its capabilities."""
         if device.type != "cpu":
             raise RuntimeError(
                 f"the backend `unisono` moves CPU tensors, but was asked for {device}."
@@ -277,33 +277,33 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def getBackendName(self) -> str:
-        """Name the backend. DDP's C++ logger would take a "gloo" for torch's class."""
+        """Return the backend's name. DDP's C++ logger would take "gloo" for torch's class."""
         return "unisono"
 
     def _get_backend_name(self) -> str:
-        """Return the name that the program asked for, which torch's Python code compares."""
+        """Return the name that the program requested, which torch's Python code compares."""
         return self.backend_name
 
     name = _get_backend_name
 
     def getGroupName(self) -> str:
-        """Return the name that torch has given the group."""
+        """Return the name that torch has set for the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take a name from torch."""
+        """Set the group's name."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Return the description that torch has given the group."""
+        """Return the description that torch has set for the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        """Take a description from torch."""
+        """Set the group's description."""
         self._description = description
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Report how long waits may last from now on."""
+        """Set how long waits may last from now on."""
         self.member.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:
@@ -311,13 +311,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self.member.leave()
 
     def abort(self) -> None:
-        """Leave the group and tell the others that this rank cannot go on."""
+        """Leave the group, and report to the others that this rank has failed."""
         self.member.abort()
 
     def _run(self, call: bytes, opts: Any, steps: Meetings, vectors: Vectors) -> GroupWork:
-        """Carry a call out as torch's `opts` say; for the others see :meth:`GroupMember.run`."""
+        """Run a call as torch's `opts` say; for the other arguments see :meth:`GroupMember.run`."""
         check_allowed(kind_of(call))
-        timeout = getattr(opts, "timeout", _NO_TIME)  # torch says "none" with a negative one
+        timeout = getattr(opts, "timeout", _NO_TIME)  # torch uses a negative timeout for "none"
         timeout_s = timeout.total_seconds() if timeout > _NO_TIME else None
         what = call, steps, vectors, timeout_s, getattr(opts, "asyncOp", False)
         if torch._C._autograd._profiler_enabled():
@@ -328,7 +328,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return GroupWork(vectors.result, self.member.execution, calls)
 
     def _together(self, tensors: list[Any], works: Sequence[GroupWork]) -> GroupWork:
-        """Join the Works of several calls, whose result is `tensors`, into one."""
+        """Join the Works of several calls into one whose result is `tensors`."""
         calls = [call for work in works for call in work.calls]
         return GroupWork(tensors, self.member.execution, calls)
 

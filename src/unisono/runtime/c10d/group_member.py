@@ -1,12 +1,12 @@
-"""What one rank holds of a group, from the rendezvous to the end.
+"""One rank's resources in a group, from the rendezvous to the end.
 
-Rank 0 makes the group's memory, a memfd, and writes into the store where it is: its process, the
-descriptor, and a name that no other memory has. The others open ``/proc/<pid>/fd/<fd>``. Once all
-have mapped it, nothing needs the store or the descriptor.
+Rank 0 creates the group's memory, a memfd, and publishes in the store where it is: its PID, the
+descriptor, and a unique name. The others open ``/proc/<pid>/fd/<fd>``. Once all have mapped it,
+nothing needs the store or the descriptor.
 
-A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
-twice. Its process is gone, its descriptor is another file, or this rank's line in its memory is
-taken. Then the others wait some time for rank 0 of this group to replace it.
+A store may still hold the entry of an earlier group, such as a file that outlived a crash or was
+used twice. Then the entry's process is gone, its descriptor is another file, or this rank's line in
+its memory is taken. The other ranks wait some time for rank 0 of this group to replace the entry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shared_memory(
 ) -> Iterator[GroupMemory]:
     """Map the memory of a group. Collective: every rank calls it.
 
-    Others can find it until the block of rank 0 ends.
+    Others can find the memory until the block of rank 0 ends.
     """
     layout = Layout.for_this_machine(world_size)
     if rank:
@@ -106,7 +106,7 @@ def _map(fd: int, layout: Layout) -> mmap.mmap:
 
 @final
 class GroupMember:
-    """What one rank holds of a group; `names` are global ranks. Collective."""
+    """One rank's resources in a group; `names` are global ranks. Collective."""
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
         with shared_memory(store, rank, len(names), timeout_s) as self.region:
@@ -130,7 +130,7 @@ class GroupMember:
         timeout_s: float | None,
         is_async: bool,
     ) -> tuple[Call, ...]:
-        """Announce a call and carry it out; return what is left to wait for. Collective."""
+        """Announce a call and run it; return the call if it has not finished. Collective."""
 
         def announced() -> Meetings:
             vectors.read()
@@ -142,7 +142,7 @@ class GroupMember:
         return () if self.execution.carry_out(made, is_async=is_async) else (made,)
 
     def refuse(self) -> None:
-        """Tell the others that this rank's arguments are wrong, without waiting for them."""
+        """Report to the others that this rank's arguments are wrong, without waiting for them."""
 
         def refusal() -> Meetings:
             self._meeting.refuse()
@@ -151,18 +151,18 @@ class GroupMember:
         self.execution.carry_out(Call(self._meeting, refusal()), is_async=True)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Report how long waits may last from now on."""
+        """Set how long waits may last from now on."""
         self._meeting.timeout_s = timeout_s
 
     def leave(self) -> None:
-        """Leave in order, and free the memory."""
-        if sys.exc_info()[0] is None:  # else the program is failing, and waits for nobody
+        """Leave the group after pending calls, and release the memory."""
+        if sys.exc_info()[0] is None:  # otherwise the program is failing, and must not wait
             self.execution.finish(LATE_AT_MOST_S)
         self._meeting.leave()
         self._let_go()
 
     def abort(self) -> None:
-        """Leave because this rank cannot go on; also ends the wait of another thread."""
+        """Leave the group because this rank has failed; also ends waits of other threads."""
         self._meeting.give_up("the process group was aborted.")
         self._let_go()
 

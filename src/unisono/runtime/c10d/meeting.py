@@ -1,9 +1,9 @@
-"""Where the ranks of a group meet for a call: they compare their calls, and show each other bytes.
+"""Where the ranks of a group synchronize for a call: they compare calls and exchange bytes.
 
-A call has one meeting or more (see ``meeting_point``). Before the first, each rank posts its call,
-in one of two places in turn; after it, all compare. A rank writes into its own slot, comes to a
-meeting, and then reads the others' slots. Slots alternate, too, so the next thing can be written
-while somebody still reads the last one, and a journey of n chunks costs n meetings:
+A call has one or more barriers (see ``meeting_point``). Before the first one each rank posts its
+call, in one of two alternating places; after it, all ranks compare the posts. A rank writes to its
+own slot, waits at a barrier, and then reads the others' slots. Slots alternate too, so a rank can
+write its next data while others still read the last, and n chunks take n barriers:
 
     rank 0   write A₀ │ meet │ read B₀, write A₁ │ meet │ read B₁ …
     rank 1   write B₀ │ meet │ read A₀, write B₁ │ meet │ read A₁ …
@@ -37,7 +37,7 @@ from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.context import ShownWait, context
 from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoint, add_and_wake
 
-# A death tells more than a rank that has left, and that more than one that has given up.
+# A death explains more than a rank that has left, and that more than one that has given up.
 _TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)
 
 
@@ -48,7 +48,7 @@ class Meeting(MeetingPoint):
     def __init__(
         self, region: GroupMemory, rank: int, names: Sequence[int], timeout_s: float
     ) -> None:
-        is_told = context().supervisor.explains_waits  # by the launcher
+        is_told = context().supervisor.explains_waits  # the launcher reports long waits
         super().__init__(region.seats, rank, names, math.inf if is_told else None)
         region.seats[rank].take(os.getpid(), started_at(os.getpid()) or 0)
         self._region, self.num_ranks = region, len(names)
@@ -58,12 +58,12 @@ class Meeting(MeetingPoint):
         self.num_met = self._num_calls = 0
         self._post = b""
         self._is_compared = True
-        self.is_ahead = False  # whether we have come to a meeting that we have not waited for
+        self.is_ahead = False  # whether this rank has arrived without having waited
         self._ended = ""
-        self._ending = threading.RLock()  # a signal's handler may come back here
+        self._ending = threading.RLock()  # a signal handler may re-enter
 
     def announce(self, call: bytes, timeout_s: float | None = None) -> None:
-        """Post the call that the next meeting begins; this rank must not be ahead."""
+        """Post the call that the next barrier begins; this rank must not be ahead."""
         self._check_usable()
         self._num_calls += 1
         self._post = call + b"\0"
@@ -74,15 +74,15 @@ class Meeting(MeetingPoint):
         self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
 
     def arrive(self) -> None:
-        """Come, without waiting yet: the others may read what this rank has shown."""
+        """Arrive without waiting: the others may now read what this rank has written."""
         self.num_met = (self.num_met + 1) % COUNTER
         add_and_wake(self._mine)
         self.is_ahead = True
 
     def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
-        """Wait until all have come where this rank has; compare calls. False after `patience_s`.
+        """Wait until all ranks have arrived, and compare calls. Return False after `patience_s`.
 
-        Then it may be called again. A MismatchError is raised on all ranks.
+        It may then be called again. All ranks raise a MismatchError.
         """
         try:
             if not self.await_others(self.num_met, self._timeout_s, patience_s, spins=spins):
@@ -96,22 +96,22 @@ class Meeting(MeetingPoint):
         return True
 
     def refuse(self) -> None:
-        """Come to a meeting only to say that this rank's arguments are wrong, and do not wait."""
-        with suppress(PeerLostError):  # else nobody waits
+        """Arrive, without waiting, only to report that this rank's arguments are wrong."""
+        with suppress(PeerLostError):  # else no rank waits
             self.announce(encode("a call with wrong arguments"))
             self._is_compared = True
             self.arrive()
 
     def give_up(self, reason: str) -> None:
-        """End the group: this rank cannot go on with it, and the others learn why."""
+        """End the group because this rank has failed, and publish the reason."""
         self._end(Departure.FAILED, reason, f"a call failed half-way: {reason}")
 
     def leave(self) -> None:
-        """End the group for this rank, in order."""
+        """End the group for this rank, as `destroy_process_group` does."""
         self._end(Departure.FINISHED, "", "it was destroyed.")
 
     def _end(self, how: Departure, reason: str, ended: str) -> None:
-        with self._ending:  # whoever ends it first says why
+        with self._ending:  # the first to end it sets the reason
             if self._ended:
                 return
             self._ended = ended
@@ -130,7 +130,7 @@ class Meeting(MeetingPoint):
             )
 
     def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
-        """See :class:`MeetingPoint`; a killed rank has not said so: its process is looked at."""
+        """Return the ranks that have left; the process of a killed rank is checked."""
         self._check_usable()  # another thread may have aborted the group
         seats = [(rank, self._seats[rank]) for rank in missing]
         found = [
@@ -141,7 +141,7 @@ class Meeting(MeetingPoint):
         return sorted(gone, key=lambda one: _TELLING.index(one[1]))
 
     def why(self, rank: int, how: Departure) -> str:
-        """Describe why a rank will never come."""
+        """Describe why a rank will never arrive."""
         if how == Departure.DIED:
             return f"its process {self._seats[rank].pid} has ended"
         if how == Departure.FINISHED:
@@ -150,7 +150,7 @@ class Meeting(MeetingPoint):
         return f'it has given up, saying "{text.decode(errors="replace")}"'
 
     def lose(self, rank: int, how: Departure) -> None:
-        """See :class:`MeetingPoint`."""
+        """Raise an error that names the lost rank."""
         name = self.names[rank]
         raise PeerLostError(
             f"every rank must come to {self.here()}, but rank {name} never will, since "
@@ -159,22 +159,22 @@ class Meeting(MeetingPoint):
         )
 
     def show(self, waited_s: float) -> None:
-        """See :class:`MeetingPoint`; a launcher sees it."""
+        """Report a long wait to the launcher."""
         self._shown.look(waited_s, self.here)
 
     def here(self) -> str:
-        """See :class:`MeetingPoint`."""
+        """Describe this rank's current call."""
         return f"{self._call_of(self.rank, self._num_calls)} (call {self._num_calls})"
 
     def last_seen(self, rank: int) -> str:
-        """See :class:`MeetingPoint`."""
+        """Describe the last call of a rank."""
         number = self._region.word(self._lines[rank] + CALLS)
         if not number:
             return "never seen"
         return f"last seen in {self._call_of(rank, number)}, call {number}"
 
     def _compare(self) -> None:
-        """Compare all posts of this call with ours."""
+        """Raise if another rank's post of this call differs from this rank's."""
         post, mapping = self._post, self._region.mapping
         for other in self._others:
             start = self._region.layout.post(other, self._num_calls)
@@ -199,12 +199,12 @@ class Meeting(MeetingPoint):
 _VIEWS_AT_MOST = 512
 
 Meetings = Generator[None, None, None]
-"""What a collective is: it yields wherever everybody must come before it can go on."""
+"""The steps of a collective: it yields wherever all ranks must arrive before it continues."""
 
 
 @final
 class Board:
-    """One rank's view of everybody's slots."""
+    """One rank's view of all ranks' slots."""
 
     def __init__(self, region: GroupMemory, meeting: Meeting) -> None:
         self.meeting = meeting
@@ -214,29 +214,29 @@ class Board:
         self._slots = functools.lru_cache(_VIEWS_AT_MOST)(functools.partial(_slots_of, region))
 
     def mine(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
-        """View where this rank writes what it shows at the next meeting."""
+        """Return a view of this rank's slot for the next barrier."""
         return self._slots(dtype, numel)[(self.meeting.num_met + 1) % 2][self.rank]
 
     def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
-        """Cut a vector, also an empty one, so that `parts` chunks fit side by side into a slot."""
+        """Split a vector, even an empty one, so that `parts` chunks fit side by side in a slot."""
         each = max(SLOT_BYTES // (parts * dtype.itemsize), 1)
         if numel <= each:
             return iter(((0, numel),))
         return ((start, min(start + each, numel)) for start in range(0, numel, each))
 
     def shown(self, dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
-        """View what each rank has shown at the last meeting."""
+        """Return views of what each rank has written for the last barrier."""
         return self._slots(dtype, numel)[self.meeting.num_met % 2]
 
     def close(self) -> None:
-        """Forget all views, so that the memory can go."""
+        """Drop all views, so that the memory can be freed."""
         self._slots.cache_clear()
 
 
 def _slots_of(
     region: GroupMemory, dtype: torch.dtype, numel: int
 ) -> tuple[list[torch.Tensor], ...]:
-    """View the slots of even and of odd meetings, one of each a rank."""
+    """Return views of the slots for even and for odd barriers, one per rank."""
     slot, ranks = region.layout.slot, range(region.layout.world_size)
     return tuple(
         [region.memory.flat(slot(rank, parity), numel, dtype) for rank in ranks]

@@ -1,15 +1,15 @@
 """Messages from one rank to another: a send never waits for the receive.
 
-The sender copies its tensor into a block of its own heap, which outlives it, and puts an entry into
-the ring towards the receiver. That fetches entries, matches them with its posted receives (same tag
-and source, both in order), copies, and marks the block as read; the sender frees such blocks when
-it sends again::
+The sender copies its tensor into a block of its heap, which outlives the tensor, and adds an entry
+to the ring towards the receiver. The receiver fetches entries, matches them with its posted
+receives (same tag and source, both in order), copies the data, and marks the block as read. The
+sender frees such blocks when it sends again::
 
     sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
-    receiver arrived: entries that nobody has asked for yet     posted: receives not yet matched
+    receiver arrived: entries without a receive     posted: receives without an entry
 
 Only a full ring (1,024 entries) makes a sender wait. Meanwhile it fetches its own messages, so two
-ranks that send to each other never wait for each other.
+ranks that send to each other do not deadlock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _READ = b"\x01"
 
 
 class MessageHeader(NamedTuple):
-    """One message as the ring tells it."""
+    """One message, as described by its ring entry."""
 
     tag: int
     numel: int
@@ -63,7 +63,7 @@ class MessageHeader(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Receive:
-    """A receive that was asked for. `source` None takes from anybody."""
+    """A posted receive. A `source` of None receives from any rank."""
 
     tensor: torch.Tensor
     source: int | None
@@ -98,7 +98,7 @@ class Messages:
         self._lock = threading.RLock()
 
     def send(self, vector: torch.Tensor, destination: int, tag: int) -> None:
-        """Leave a copy of a contiguous vector for another rank; waits while the ring is full."""
+        """Store a copy of a contiguous vector for another rank; wait while the ring is full."""
         code = dtype_code(vector.dtype)
         with self._lock:
             self._take_back()
@@ -117,7 +117,7 @@ class Messages:
         )
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> Receive:
-        """Ask for a message, which :meth:`wait` then leaves in the tensor."""
+        """Post a receive; :meth:`wait` completes it."""
         dtype_code(tensor.dtype)
         receive = Receive(tensor, source, tag)
         with self._lock:
@@ -126,7 +126,7 @@ class Messages:
         return receive
 
     def wait(self, receive: Receive, timeout_s: float | None = None) -> None:
-        """Wait until the message has come; one of another size or dtype is a MismatchError."""
+        """Wait until the message has arrived; raise a MismatchError for a wrong size or dtype."""
         sources = [receive.source]
         if receive.source is None:
             sources = [other for other in range(len(self._incoming)) if other != self._rank]
@@ -141,19 +141,19 @@ class Messages:
             raise receive.error
 
     def is_done(self, receive: Receive) -> bool:
-        """Return whether the message has come, and take it if so."""
+        """Return whether the message has arrived, after fetching new messages."""
         if not receive.is_done:
             with self._lock:
                 self._progress()
         return receive.is_done
 
     def _put(self, entry: MessageHeader, destination: int) -> bool:
-        """Put an entry into a ring unless it is full."""
+        """Add an entry to a ring; return False if the ring is full."""
         ring = self._outgoing[destination]
         with self._lock:
             sent = self._region.word(ring + SENT)
             if (sent - self._region.word(ring + TAKEN)) % COUNTER >= RING_ENTRIES:
-                self._progress()  # the reader may be waiting for us to fetch
+                self._progress()  # the reader may be waiting for this rank to fetch
                 return False
             place = ring + ENTRIES + sent % RING_ENTRIES * ENTRY_BYTES
             self._region.memory.write(place, _ENTRY.pack(*entry))
@@ -162,7 +162,7 @@ class Messages:
             return True
 
     def _progress(self) -> None:
-        """Fetch what is in the rings and give it to the receives that were posted first."""
+        """Fetch new messages from the rings, and match them with receives in posting order."""
         for source, ring in enumerate(self._incoming):
             self._fetch(source, ring)
         if self._posted:
@@ -173,7 +173,7 @@ class Messages:
         count = (self._region.word(ring + SENT) - taken) % COUNTER
         if not count:
             return
-        self._region.add_and_wake(ring + SENT, 0)  # orders the reads below after this look
+        self._region.add_and_wake(ring + SENT, 0)  # orders the reads below after the read of SENT
         for number in range(taken, taken + count):
             place = ring + ENTRIES + number % RING_ENTRIES * ENTRY_BYTES
             data = self._region.memory.read(place, ENTRY_BYTES)
@@ -195,7 +195,7 @@ class Messages:
         if (entry.numel, DTYPES[entry.dtype_code]) == (tensor.numel(), tensor.dtype):
             contents = entry.offset + _READ_FLAG_BYTES
             vector = self._region.memory.flat(contents, entry.numel, tensor.dtype)
-            with torch.inference_mode():  # the tensor may be made in it, or not
+            with torch.inference_mode():  # the tensor may be an inference tensor or not
                 tensor.copy_(vector.view(tensor.shape))
         else:
             receive.error = MismatchError(

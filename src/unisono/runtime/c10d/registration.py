@@ -1,12 +1,12 @@
 """Registers the backend with torch, whichever of torch and Unisono is imported first.
 
-torch keeps its backends in ``torch.distributed.distributed_c10d``. Once that module is imported,
-the backend is registered; this does not import it, as the launcher never loads torch. The
-backend's own code is loaded when the first group is made.
+torch keeps its backends in ``torch.distributed.distributed_c10d``. The backend is registered once
+that module is imported. This module does not import torch, because the launcher never loads it. The
+backend's code is loaded when the first group is created.
 
-It also replaces gloo, for libraries that accept only the name "gloo" on CPUs. Accelerate,
-transformers and Lightning compare the backend's name with those they know. So our backend makes the
-gloo groups, and ``get_backend()`` still returns the name that was asked for.
+It also replaces gloo, for libraries that accept only the name "gloo" on CPUs: Accelerate,
+transformers and Lightning compare the backend's name with the names they know. So our backend
+creates the gloo groups, and ``get_backend()`` still returns the requested name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHERE_TORCH_KEEPS_BACKENDS = "torch.distributed.distributed_c10d"
 
 
 def register() -> None:
-    """Make ``init_process_group("unisono")`` known to torch, now or when torch is imported."""
+    """Register ``init_process_group("unisono")`` with torch, now or when torch is imported."""
     module = sys.modules.get(_WHERE_TORCH_KEEPS_BACKENDS)
     if module is not None and hasattr(module, "Backend"):
         _register_in(module)
@@ -38,12 +38,12 @@ def register() -> None:
 
 @final
 class _ImportHook(MetaPathFinder):
-    """Has the other finders find one module, once, and registers the backend in it."""
+    """Finds one module, once, through the other finders, and registers the backend in it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of torch's module, with the registration after its execution."""
+        """Return the spec of torch's module; its execution then registers the backend."""
         if name != _WHERE_TORCH_KEEPS_BACKENDS:
             return None
         if self in sys.meta_path:
@@ -62,13 +62,13 @@ def _register_after(loader: Any) -> None:
         execute(module)
         _register_in(module)
 
-    loader.exec_module = execute_and_register  # on this one loader of this one module, once
+    loader.exec_module = execute_and_register  # for one module of this loader, once
 
 
 def _register_in(module: ModuleType) -> None:
     if NAME not in module.Backend.backend_list:
         module.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-        # The recorder that torch 2.15 attaches to the others wants a group made in C++.
+        # torch 2.15 attaches a recorder to the other backends, which needs a group made in C++.
         recording_themselves: set[str] = getattr(module, "_FR_SELF_RECORDING_BACKENDS", set())
         recording_themselves.add(NAME)
 
@@ -84,7 +84,7 @@ BACKENDS = (GLOO, NAME)
 
 
 def check_backend(name: object) -> None:
-    """Check what was passed to ``unisono run --backend`` or ``launch(backend=)``."""
+    """Check the argument of ``unisono run --backend`` or ``launch(backend=)``."""
     if name not in BACKENDS:
         raise ValueError(
             f"`--backend` or `backend` must be {GLOO} or {NAME}, but is {name!r}: pass {NAME!r} to "
@@ -93,10 +93,10 @@ def check_backend(name: object) -> None:
 
 
 def replace_gloo(rank: int) -> None:
-    """Make our backend the backend of all gloo groups that this process creates from now on.
+    """Use our backend for all gloo groups that this process creates from now on.
 
-    Holds for forks of this process, too; processes that it spawns have torch's gloo. Rank 0 reports
-    groups that stay on gloo.
+    This applies to forks of this process as well; processes that it spawns use torch's gloo. Rank 0
+    reports groups that stay on gloo.
     """
     from torch.distributed import distributed_c10d as torchs
 
@@ -119,7 +119,7 @@ def replace_gloo(rank: int) -> None:
 
 
 def _has_gpus_too(asked: str, backends: Mapping[str, str], rank: int) -> bool:
-    """Return whether a group has another backend for GPUs: ours cannot be combined with it."""
+    """Return whether a group has another backend for GPUs: ours cannot be combined with one."""
     import torch
 
     if set(backends.values()) == {GLOO} or not torch.cuda.is_available():
@@ -133,11 +133,11 @@ def _has_gpus_too(asked: str, backends: Mapping[str, str], rank: int) -> bool:
 
 
 def _name_as_asked(torchs: Any, group: Any, asked: str) -> None:
-    """Have torch report the backend that the program asked for."""
+    """Make torch report the backend that the program requested."""
     from unisono.runtime.c10d.group import Group
 
     if not isinstance(group, Group):
-        return  # this rank is no member
+        return  # this rank is not a member
     group.backend_name = GLOO
     _, store = torchs._world.pg_map[group]
     torchs._world.pg_map[group] = (asked, store)

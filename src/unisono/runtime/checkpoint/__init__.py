@@ -1,1 +1,1 @@
-"""Checkpoints as files: write, verify, read, refuse."""
+"""Checkpoints as files: write, verify, read, lock and copy them."""

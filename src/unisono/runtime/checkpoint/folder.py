@@ -1,4 +1,4 @@
-"""One checkpoint as a folder: whole or not there, and verified before it is used.
+"""One checkpoint as a folder: complete or absent, and verified before use.
 
 ::
 
@@ -8,9 +8,9 @@
       run.json                everything else
       commit.json             name, size and SHA-256 of the three; written last
 
-Written beside under another name, synced, renamed. Reading opens these four names and no others,
-follows no link, and trusts no size before it is compared with the file's own. What is read lies in
-memory of its own from then on, once for all who want it, whatever becomes of the file.
+A folder is written under a temporary name, synced, then renamed. Reading opens only these four
+files, follows no link, and compares each size with the file's real size before using it. The
+contents are read once into memory that does not change with the file, for all that need them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ MODEL_FILE, OPTIMIZER_FILE, RUN_FILE = "model.safetensors", "optimizer.safetenso
 FILES = (MODEL_FILE, OPTIMIZER_FILE, RUN_FILE)
 COMMIT = "commit.json"
 COMMIT_BYTES_AT_MOST = 64 * 1024
-_BYTES_AT_MOST = 1 << 62  # of a file that a commit file may speak of
+_BYTES_AT_MOST = 1 << 62  # the largest file size that a commit file may state
 
-_CHUNKS_AHEAD = 16  # that are read or written before they are hashed
-_SPAN_BYTES = 4 << 20  # of a file, with which thread and disk begin while more is written
+_CHUNKS_AHEAD = 16  # chunks that may be read or written before they are hashed
+_SPAN_BYTES = 4 << 20  # hashed and sent to the disk at a time, while more is written
 _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
 
 Data = bytes | memoryview
 Content = Data | Iterable[Data]
 Hash = Callable[[Any, Sequence[Data]], None]
-"""Adds chunks, which must stay as they are, to a digest of hashlib."""
+"""Adds chunks, which must not change, to a digest of hashlib."""
 
 
 @final
@@ -55,13 +55,13 @@ class TooLargeError(CheckpointError):
 
 @final
 class ForbiddenError(CheckpointError):
-    """A file may be whole, but this user may not read it."""
+    """This user may not read a file, which may be complete."""
 
 
 def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
-    """Write a checkpoint in a new folder; when this returns it is on the disk, whole.
+    """Write a checkpoint to a new folder; it is completely on the disk when this returns.
 
-    `contents`: the bytes of each of :data:`FILES`, at once or as chunks in their order.
+    `contents`: the bytes of each of :data:`FILES`, as one value or as chunks in order.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     shutil.rmtree(beside, ignore_errors=True)
@@ -84,10 +84,10 @@ def read_folder(
     at_most: Mapping[str, int] = MappingProxyType({}),
     wanted: Collection[str] = FILES,
 ) -> dict[str, Sealed]:
-    """Read the `wanted` files of a checkpoint, all of which must be what its commit file says.
+    """Read the `wanted` files of a checkpoint, after comparing all files with its commit file.
 
-    Others are compared without holding them in memory. None is read if one is larger than there is
-    a use for (`at_most`), with a TooLargeError.
+    Other files are compared without keeping them in memory. Raises a TooLargeError before reading
+    if a file is larger than `at_most`.
     """
     facts = _read_commit(path)
     for name in FILES:
@@ -113,13 +113,13 @@ def check_folder(path: Path) -> dict[str, int]:
 
 
 def digest_of_state(path: Path) -> str:
-    """Read the SHA-256 of a checkpoint's tensors, as its commit file says them."""
+    """Return the SHA-256 of a checkpoint's tensors, from its commit file."""
     facts = _read_commit(path)
     return " ".join(facts[name]["sha256"] for name in (MODEL_FILE, OPTIMIZER_FILE))
 
 
 def check_size(name: str, size: int, at_most: int) -> None:
-    """Refuse, with a TooLargeError, a file that is larger than there is a use for."""
+    """Raise a TooLargeError if a file is larger than it can need to be."""
     if size > at_most:
         raise TooLargeError(
             f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but "
@@ -131,9 +131,9 @@ def check_size(name: str, size: int, at_most: int) -> None:
 
 @contextmanager
 def _hashing_beside() -> Iterator[Hash]:
-    """Have a thread hash while this one reads or writes; digests are whole behind the block.
+    """Hash in a thread while this one reads or writes; digests are complete after the block.
 
-    A thread of its own: a pool takes nothing once the program has come to its end.
+    Uses a new thread: a thread pool accepts no work once the program is ending.
     """
     waiting: queue.Queue[tuple[Any, Sequence[Data]]] = queue.Queue(_CHUNKS_AHEAD)
     failed: list[BaseException] = []
@@ -146,7 +146,7 @@ def _hashing_beside() -> Iterator[Hash]:
         while (one := waiting.get())[1]:
             try:
                 add(*one)
-            except BaseException as error:  # else nobody would take what comes next
+            except BaseException as error:  # otherwise the queue would fill and block
                 failed.append(error)
 
     thread = threading.Thread(target=work, name="unisono-hash")
@@ -167,11 +167,11 @@ def _hashing_beside() -> Iterator[Hash]:
 def _read(
     path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool, add: Hash
 ) -> tuple[Sealed | None, Any]:
-    """Read and hash a file; hold what it says if that is wanted."""
+    """Read and hash a file; return its contents, if wanted, and its digest."""
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
-        # No further than it is long now: it may be made to grow as quickly as it is read.
+        # Read no further than its present size: it could grow as fast as it is read.
         rest = fact["bytes"] + 1
         while rest > 0 and (chunk := file.read(min(rest, CHUNK_BYTES))):
             add(digest, [chunk])
@@ -191,7 +191,7 @@ def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_commit(text: bytes) -> dict[str, dict[str, Any]]:
-    """Understand a commit file: by name of each of :data:`FILES`, its ``bytes`` and ``sha256``."""
+    """Return the ``bytes`` and ``sha256`` that a commit file has for each of :data:`FILES`."""
     try:
         facts = json.loads(text) if len(text) <= COMMIT_BYTES_AT_MOST else None
     except (ValueError, RecursionError):
@@ -211,7 +211,7 @@ def parse_commit(text: bytes) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
-    """Open a file of the folder; whatever cannot be read is damaged."""
+    """Open a file of the folder; a file that cannot be read counts as damaged."""
     try:
         folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -234,7 +234,7 @@ def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
 
 
 def _write_synced(path: Path, content: Content, add: Hash) -> tuple[int, Any]:
-    """Write and hash a file; returns its bytes and its digest."""
+    """Write, hash and sync a file; return its size and digest."""
     digest, begun, size, span = hashlib.sha256(), 0, 0, []
     start_writing = getattr(ctypes.CDLL(None), "sync_file_range", None)
     with open(path, "xb") as file:

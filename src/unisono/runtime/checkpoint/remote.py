@@ -1,11 +1,11 @@
-"""A run directory that outlives the machine: `directory` is a URL, and a local folder is its copy.
+"""A run directory that outlives the machine: `directory` is a URL, with a local copy.
 
 ::
 
     workers, launcher ──► local folder ──► a process (remote_process.py) ──► URL
 
-Training reads and writes the local folder and nothing else. Whoever writes checkpoints there, the
-launcher or a process without one, starts the process that copies them and waits for it at its end.
+Training only reads and writes the local folder. The process that writes checkpoints there, the
+launcher or a worker without one, starts the process that copies them and waits for it at exit.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from unisono.runtime.procfs import OUTLIVES, NotThereError, wait_for
 from unisono.runtime.signals import signals_held_back
 from unisono.runtime.timeouts import REMOTE
 
-LEASE_S = 60.0  # without a sign of life, after which a job elsewhere is taken for dead
+LEASE_S = 60.0  # a job elsewhere counts as dead after this long without a sign of life
 GRACE_S = 5.0
 _URL = re.compile(r"[a-z][\w+.-]+:/", re.ASCII | re.IGNORECASE)
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
-_SECRET_LETTERS, _QUERY_LETTERS = 8, 4  # shorter ones are in other words, too
+_SECRET_LETTERS, _QUERY_LETTERS = 8, 4  # shorter values also occur in ordinary words
 _ANSWER_BYTES_AT_MOST, _LOOK_EVERY_S = 1 << 16, 0.05
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
@@ -45,7 +45,7 @@ _processes: dict[str, subprocess.Popen[bytes]] = {}  # by local folder
 
 
 def url_of(directory: str | os.PathLike[str]) -> str:
-    """Return the URL that a run directory is; empty if it is a folder."""
+    """Return the run directory if it is a URL; an empty string if it is a folder."""
     text = os.fspath(directory)
     if _URL.match(text) and "://" not in text:
         raise ValueError(f"`directory` must be a text if it is a URL, but is a path: {shown(text)}")
@@ -53,7 +53,7 @@ def url_of(directory: str | os.PathLike[str]) -> str:
 
 
 def refuse_url(directory: str | os.PathLike[str]) -> None:
-    """Refuse a URL, with a ValueError, where files are read."""
+    """Raise a ValueError if a path to read is a URL."""
     if url := url_of(directory):
         raise ValueError(
             f"what is read here must be a folder or a file, but {masked(url)} is a URL: pass "
@@ -62,7 +62,7 @@ def refuse_url(directory: str | os.PathLike[str]) -> None:
 
 
 def masked(text: str, url: str = "") -> str:
-    """Hide in a text what of URLs in it, of `url` or of the environment lets somebody in."""
+    """Replace the secrets in a text: those of its URLs, of `url` and of the environment."""
     parts = urlsplit(url)
     secrets = [value for _, value in parse_qsl(parts.query) if len(value) >= _QUERY_LETTERS]
     secrets += [parts.password or "", unquote(parts.password or "")]
@@ -74,12 +74,12 @@ def masked(text: str, url: str = "") -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Cut passwords and queries out of the URLs in a text."""
+    """Remove passwords and queries from the URLs in a text."""
     return re.sub(r"(://[^\s?#]*)[?#]\S*", r"\1", re.sub(r"(://[^\s/:]*):[^\s/]*@", r"\1@", text))
 
 
 def local_folder(url: str) -> Path:
-    """Name the local copy of a URL, which follows from it, in the user's folder for caches."""
+    """Return the local copy's folder for a URL, inside the user's cache directory."""
     cache, place = os.environ.get("XDG_CACHE_HOME", ""), _without_secrets(url).rstrip("/")
     root = Path(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache"))
     name = re.sub(r"[^\w.-]", "-", place.rpartition("/")[2], flags=re.ASCII)[:60]
@@ -87,9 +87,9 @@ def local_folder(url: str) -> Path:
 
 
 def start_copying(folder: str, work: Mapping[str, Any]) -> None:
-    """Start the process of a folder, in the place of the one that it may have.
+    """Start the copying process of a folder, replacing a process that it may have.
 
-    It is waited for when this process ends, if :func:`finish_copying` has not done so before.
+    This process waits for it at exit unless :func:`finish_copying` has done so before.
     """
     if (before := _processes.pop(folder, None)) is not None:
         _end(before)
@@ -110,15 +110,15 @@ def start_copying(folder: str, work: Mapping[str, Any]) -> None:
 def finish_copying(
     folders: Collection[str] | None = None, is_enough: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait until all is copied for these local folders, or for all, or until `is_enough` says so.
+    """Wait until these local folders, or all, are copied, or until `is_enough` returns True.
 
-    The process says what is missing when UNISONO_REMOTE_TIMEOUT is over.
+    The copying process reports what is missing when UNISONO_REMOTE_TIMEOUT is over.
     """
     ours = [_processes.pop(one) for one in list(_processes) if folders is None or one in folders]
     for process in ours:
         assert process.stdin is not None, "a pipe"
-        with suppress(OSError):  # it has ended
-            process.stdin.write(b"\n")  # what this process has forked may hold the other end
+        with suppress(OSError):  # the process has ended
+            process.stdin.write(b"\n")  # a fork of this process may keep the pipe open
             process.stdin.close()
     until_s = time.monotonic() + (REMOTE.in_s() + GRACE_S if ours else 0)
     for process in ours:
@@ -133,7 +133,7 @@ def finish_copying(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it at once: what is half copied counts for nothing."""
+    """Kill a copying process: partial copies do not count."""
     process.kill()
     process.wait()
     assert process.stdin is not None, "a pipe"
@@ -146,7 +146,7 @@ os.register_at_fork(after_in_child=_processes.clear)
 
 
 def refusal(url: str, trouble: str) -> str:
-    """Describe why a run cannot begin with a URL."""
+    """Return the error message for a URL that a run cannot start with."""
     return (
         f"`directory` must be a URL that can be read and written when a run begins, but "
         f"{masked(url)} {trouble}: set it right, or pass another `directory`."
@@ -154,12 +154,12 @@ def refusal(url: str, trouble: str) -> str:
 
 
 def answer_path(folder: Path, session: str) -> Path:
-    """Name the file in which the process says that the folder is up to what is at the URL."""
+    """Return the file in which the copying process reports that the folder is up to date."""
     return folder / f".remote-{session}.json"
 
 
 def await_answer(folder: Path, work: Mapping[str, Any]) -> None:
-    """Wait until a folder is brought up to what is at the URL, or raise a CheckpointError."""
+    """Wait until a folder is up to date with its URL, or raise a CheckpointError."""
     path = answer_path(folder, work["session"])
 
     def look(waited_s: float) -> str:

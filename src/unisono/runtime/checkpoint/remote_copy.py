@@ -1,19 +1,18 @@
-"""What a local folder and a URL have of a run, which of it counts, and what is to be copied.
+"""What a local folder and a URL have of a run, which of them counts, and what to copy.
 
 ::
 
     s3://bucket/run/
-      owner.json               who copies there: its session, its beat
+      owner.json               the job that copies there: its session, its beat
       events.jsonl, …          the plain files of the run directory
       checkpoints/step-…/      the three files, end-of-loop, and then commit.json
 
-What is there counts if its commit file is whole and tells the truth. A local folder continues what
-is there if it knows the session that was there last; else the run has gone on elsewhere meanwhile,
-what is there counts, and what the folder has besides is set aside. Nothing at the URL is, so a run
-that is to begin anew is refused where one has been.
+A checkpoint at the URL counts if its commit file is complete and correct. A local folder continues
+the run at the URL if it knows the last session there. Otherwise the run has continued elsewhere:
+the URL counts, and what only the folder has is set aside. Nothing at the URL is ever set aside, so
+a run that must start from scratch is rejected if the URL has checkpoints.
 
-Of what is there, only files with these names are read, and no more of them than the commit file
-says.
+Only files with these names are read from the URL, and no more bytes than the commit file states.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ _Stored = tuple[bytes, str]  # of a checkpoint: its commit file, and which loop 
 
 @final
 class TakenError(Exception):
-    """Another job copies there now."""
+    """Another job copies to the URL now."""
 
 
 @final
 class Copy:
-    """A local folder and what is at the URL."""
+    """A local folder and its URL."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self._work, self._folder = work, Path(work["folder"])
@@ -73,9 +72,9 @@ class Copy:
         self._beating = threading.Lock()
 
     def open(self) -> None:
-        """Bring the local folder up to what is there, and become its owner.
+        """Update the local folder from the URL, and become the URL's owner.
 
-        Raises a CheckpointError if another job owns it, or what is there is of no use.
+        Raises a CheckpointError if another job owns the URL, or its contents cannot be used.
         """
         before = self._left().get("session") if self._work["owns"] else None
         known: list[Any] = []  # the sessions that the local folder knows
@@ -103,14 +102,14 @@ class Copy:
             self._local.set_aside(-1)
 
     def round(self, *, is_last: bool) -> None:
-        """Copy what is new, remove what is outdated; raises a TakenError of another owner."""
+        """Copy what is new, remove what is outdated; a TakenError if the URL has a new owner."""
         if is_last:
             self.beat()
         here = self._here()
         new = [step for step in sorted(here, reverse=True) if self._there.get(step) != here[step]]
         if new or is_last:
             self.beat()
-            self._put_files()  # before the checkpoint that they lead to
+            self._put_files()  # before the checkpoint that they belong to
         for step in new:
             self._put(step, *here[step])
         if new:
@@ -119,14 +118,14 @@ class Copy:
             self.beat(has_left=True)
 
     def missing(self) -> str:
-        """Describe what is not there; empty if all is."""
+        """Describe what has not been copied; empty if all has been."""
         steps = [step for step, one in self._here().items() if self._there.get(step) != one]
         what = [f"the checkpoints of {listed('step', steps)}"] if steps else []
         what += [name for name, seen in self._files().items() if self._copied.get(name) != seen]
         return ", ".join(what)
 
     def beat(self, **facts: Any) -> None:
-        """Give a sign of life."""
+        """Update the beat in the owner file, as a sign of life."""
         with self._beating:
             there = self._read_owner()
             if there.get("session", self._owner["session"]) != self._owner["session"]:
@@ -135,13 +134,13 @@ class Copy:
             self._remote.write(OWNER, json.dumps(self._owner).encode())
 
     def keep_beating(self, is_over: threading.Event) -> None:
-        """Give signs of life, also while something large is copied."""
+        """Update the beat regularly, even while a large file is copied."""
         while not is_over.wait(BEAT_S):
-            with suppress(Exception):  # the rounds say what is wrong
+            with suppress(Exception):  # `round` reports what is wrong
                 self.beat()
 
     def _left(self) -> dict[str, Any]:
-        """Read who has owned it, once that one has left or is dead."""
+        """Return the previous owner once its job has left or is dead; raise if it is alive."""
         first, until_s = self._read_owner(), time.monotonic() + LEASE_S
         if not self._is_over(first):
             say(
@@ -155,7 +154,7 @@ class Copy:
         return first
 
     def _is_over(self, owner: dict[str, Any]) -> bool:
-        """Return whether an owner's job has left, has died on this machine, or is this one."""
+        """Return whether an owner's job has left, has died on this machine, or is this job."""
         pid = owner.get("pid")
         if not owner or owner.get("has_left"):
             return True
@@ -168,7 +167,7 @@ class Copy:
         process = {"host": host_name(), "pid": pid, "started": started_at(pid)}
         self._owner = {"session": session, "name": os.uname().nodename, **process, "beat": 0}
         self._remote.write(OWNER, json.dumps(self._owner).encode())
-        time.sleep(SETTLE_S)  # of two that come at once the later writes over the other
+        time.sleep(SETTLE_S)  # of two jobs that claim at once, the later overwrites the other
         there = self._read_owner()
         if there.get("session") != session:
             raise self._in_use(there)
@@ -186,7 +185,7 @@ class Copy:
         return {}
 
     def _found_there(self) -> dict[int, _Stored]:
-        """Find the checkpoints whose commit file is whole."""
+        """Return the checkpoints at the URL whose commit file is complete."""
         found = {}
         for step in map(step_of, self._remote.names(CHECKPOINTS, "directory")):
             with suppress(CheckpointError):
@@ -197,15 +196,15 @@ class Copy:
         return found
 
     def _here(self) -> dict[int, _Stored]:
-        """Likewise here."""
+        """Return the checkpoints in the local folder."""
         here = {}
         for step, end in self._local.ends().items():
-            with suppress(OSError, NotPlainFileError):  # it was removed meanwhile
+            with suppress(OSError, NotPlainFileError):  # it has just been removed
                 here[step] = _read(self._local.path_of(step) / files.COMMIT), end
         return here
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """List the other plain files here, each with what changes when it is written."""
+        """Return the local folder's other plain files, with their modification time and size."""
         found = {}
         for one in os.scandir(self._folder):
             if _FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
@@ -224,7 +223,7 @@ class Copy:
             )
 
     def _fetch(self) -> None:
-        """Fetch the newest checkpoint, unless it is here, and what loops before have ended with."""
+        """Fetch the newest checkpoint unless it is local, and the ends of earlier loops."""
         newest = next(filter(self._is_whole, sorted(self._local.ends(), reverse=True)), -1)
         for step in sorted(self._there, reverse=True):
             if step <= newest or self._download(step):
@@ -245,7 +244,7 @@ class Copy:
         return False
 
     def _download(self, step: int) -> bool:
-        """Fetch a checkpoint; one that is not what its commit file says is passed over."""
+        """Fetch a checkpoint; return False if it does not match its commit file."""
         (commit, end), path = self._there[step], self._local.path_of(step)
         facts, at_most = files.parse_commit(commit), self._work["at_most"]
         for name, fact in facts.items():
@@ -278,13 +277,13 @@ class Copy:
         copy = self._folder / ".remote-file"
         for name, seen in self._files().items():
             if self._copied.get(name) != seen:
-                shutil.copyfile(self._folder / name, copy)  # the run may cut it meanwhile
+                shutil.copyfile(self._folder / name, copy)  # the run may truncate it meanwhile
                 self._remote.write(name, copy)
                 self._copied[name] = seen
         copy.unlink(missing_ok=True)
 
     def _put(self, step: int, commit: bytes, end: str) -> None:
-        """Copy a checkpoint, its commit file last."""
+        """Copy a checkpoint, with its commit file last."""
         path = self._local.path_of(step)
         is_new = self._there.get(step, (b"", ""))[0] != commit
         try:
@@ -297,16 +296,16 @@ class Copy:
                 self._remote.write(_in(step, END_MARK), end.encode())
             else:
                 self._remote.remove(_in(step, END_MARK))
-            self.beat()  # it may be another job's by now
+            self.beat()  # another job may have taken the URL
             if is_new:
                 self._remote.write(_in(step, files.COMMIT), commit)
             self._there[step] = commit, end
         except FileNotFoundError:
             if all((path / name).exists() for name in files.FILES):
-                raise  # else it is being removed here
+                raise  # otherwise it is being removed locally
 
     def _remove_outdated(self, newest: int) -> None:
-        """Remove what is outdated, half there, or of a past that the run has gone back behind."""
+        """Remove checkpoints that are outdated, incomplete, or newer than the run's newest."""
         ends = {step: end for step, (_, end) in self._there.items() if step <= newest}
         num_ends = ends_at_most(self._local.path_of(newest))
         wanted = ends.keys() - outdated(ends, self._work["keep"], num_ends)
@@ -342,11 +341,11 @@ class RemoteFiles:
         self._fs, self._root = url_to_fs(url, skip_instance_cache=True)
 
     def _at(self, name: str) -> str:
-        self._fs.invalidate_cache()  # others write there, too
+        self._fs.invalidate_cache()  # other jobs write there too
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
 
     def chunks(self, name: str, at_most: int) -> Iterator[bytes]:
-        """Read a file, and at most one byte too much."""
+        """Yield a file in chunks, at most one byte more than `at_most`."""
         rest = at_most + 1
         with self._fs.open(self._at(name), "rb") as file:
             while rest > 0 and (chunk := file.read(min(rest, _CHUNK_BYTES))):
@@ -354,13 +353,13 @@ class RemoteFiles:
                 yield chunk
 
     def read(self, name: str) -> bytes:
-        """Read a small file; empty if there is none."""
+        """Return a small file; empty if there is none."""
         with suppress(FileNotFoundError):
             return b"".join(self.chunks(name, _SMALL_BYTES))
         return b""
 
     def write(self, name: str, data: bytes | Path) -> None:
-        """Write a file, or copy a local one, into a folder that is made if it is not there."""
+        """Write bytes or a local file to a file; create its folder if necessary."""
         path = self._at(name)
 
         def write() -> None:
@@ -374,13 +373,13 @@ class RemoteFiles:
             write()
         except FileNotFoundError:
             bucket, _, _ = path.partition("/")
-            if bucket and not self._fs.exists(bucket):  # none is made
+            if bucket and not self._fs.exists(bucket):  # buckets are not created
                 raise
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             write()
 
     def names(self, folder: str, kind: str) -> list[str]:
-        """List what a folder has of a kind, ``"file"`` or ``"directory"``."""
+        """Return the names in a folder of one kind, ``"file"`` or ``"directory"``."""
         with suppress(FileNotFoundError):
             found = self._fs.ls(self._at(folder), detail=True)
             paths = [str(one["name"]) for one in found if one["type"] == kind]
@@ -388,6 +387,6 @@ class RemoteFiles:
         return []
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder, if it is there."""
+        """Remove a file or a folder if it exists."""
         with suppress(FileNotFoundError):
             self._fs.rm(self._at(name), recursive=True)

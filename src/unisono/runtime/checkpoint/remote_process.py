@@ -1,9 +1,9 @@
-"""The process that keeps a local folder and a URL alike: no step ever waits for it.
+"""The process that copies between a local folder and a URL: no step ever waits for it.
 
-It gets its work as a line of JSON: ``url``, ``folder``, ``session``, ``pid`` of who asks, ``owns``
-(whether it copies; else it only fetches, for a host beside the owner's), ``resumes``, ``keep``,
-``at_most`` (bytes of which there is a use, by file) and ``timeout_s``. It answers in a file. When
-its standard input has more, or ends, it copies the rest and ends.
+Its configuration is a line of JSON: ``url``, ``folder``, ``session``, ``pid`` of the requesting
+process, ``owns`` (whether it copies; otherwise it only fetches, for hosts other than the owner's),
+``resumes``, ``keep``, ``at_most`` (useful bytes by file) and ``timeout_s``. It answers in a file.
+When its standard input has more data, or ends, it copies the rest and exits.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @final
 class Keeper:
-    """Copies until the job has ended, and no longer than it may, whatever hangs."""
+    """Copies until the job has ended, within a time limit even if something hangs."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self._work, self._place = work, masked(work["url"])
         self.copied: Copy | None = None
         self._trouble = ""
-        self._ends = threading.Event()  # the job has, so the rest is to be copied
+        self._ends = threading.Event()  # set once the job has ended
 
     def open(self) -> str:
-        """Open the copy, trying again and again; gives why it cannot be used, or nothing."""
+        """Open the copy, with retries; return why it cannot be used, or an empty string."""
         until_s = time.monotonic() + self._work["timeout_s"]
         while True:
             try:
@@ -65,7 +65,7 @@ class Keeper:
                 time.sleep(PAUSE_S)
 
     def copy(self, copy: Copy) -> None:
-        """Copy whatever is new, until all is there when the job has ended."""
+        """Copy what is new, until everything is copied after the job has ended."""
         is_over = threading.Event()
         threading.Thread(target=copy.keep_beating, args=(is_over,), daemon=True).start()
         while not is_over.is_set():
@@ -91,7 +91,7 @@ class Keeper:
                 time.sleep(PAUSE_S)
 
     def watch(self) -> None:
-        """Wait for the job's end, and then no longer than it may be."""
+        """Wait for the job to end, then exit when the time limit is reached."""
         select.select([sys.stdin], [], [])
         self._ends.set()
         first_s = min(NOTICE.in_s(), self._work["timeout_s"])
@@ -117,8 +117,8 @@ class Keeper:
 
 
 def main() -> None:
-    """Be the process that copies."""
-    for signum in ENDING_SIGNALS:  # all processes of a job may get them
+    """Run the copying process."""
+    for signum in ENDING_SIGNALS:  # all processes of a job may receive them
         signal.signal(signum, signal.SIG_IGN)
     work = json.loads(sys.stdin.readline())
     answer, keeper = answer_path(Path(work["folder"]), work["session"]), Keeper(work)

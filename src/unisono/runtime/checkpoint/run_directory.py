@@ -1,12 +1,12 @@
-"""A run directory's checkpoints: list them, find the newest that is whole, keep only the last.
+"""A run directory's checkpoints: list them, find the newest complete one, keep only the last.
 
-A checkpoint that a loop over steps has ended with has a mark in its folder that says which loop.
-What a program does between two loops it does again when it is started again, and finds the state
-there that it had.
+A checkpoint that a loop over steps ended with has a mark in its folder that names the loop. When a
+program is restarted, it repeats what it does between two loops, and finds the state there that it
+had before.
 
-One job at a time writes into a run directory, as it locks that. The kernel releases the lock when
-the process that holds it ends, however it ends, and nothing is left in the folder. On a file system
-without locks, nobody is kept out.
+Only one job at a time writes to a run directory: the job locks it. The kernel releases the lock
+when the process that holds it ends, in any way, and nothing is left in the folder. A file system
+without locks does not exclude other jobs.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ Contents = TypeVar("Contents")
 _NAME = re.compile(r"step-(\d{12})")
 END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1024
 _FORKS_LET_GO_WITHIN_S = 2.0
-_ENDS_AT_LEAST, _ENDS_AT_MOST = 8, 256  # of loops, kept beside the newest checkpoints
-_ENDS_BYTES = 128 << 20  # of them, if there are more than the fewest
-# How a loop can end: as it was to, or left by the program before that.
+_ENDS_AT_LEAST, _ENDS_AT_MOST = 8, 256  # ends of loops that are kept besides the newest checkpoints
+_ENDS_BYTES = 128 << 20  # of all of them, if there are more than the minimum
+# How a loop can end: completed, or left early by the program.
 ENDED, LEFT = "ended ", "left "
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One checkpoint, as found."""
+    """One checkpoint in a run directory."""
 
     path: Path  # its folder
-    step: int  # steps done, from the folder's name
-    num_bytes: int  # of its files; 0 where it is not whole
-    trouble: str  # why it cannot be used; empty where it is whole
+    step: int  # completed steps, from the folder's name
+    num_bytes: int  # the total size of its files; 0 if it is incomplete
+    trouble: str  # why it cannot be used; empty if it is complete
 
 
 @final
 class RunDirectory:
     """The checkpoints below ``directory/checkpoints``.
 
-    All that are found lead to the present step: others are set aside when a run begins.
+    All checkpoints found belong to the current run's past: others are set aside when a run begins.
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
@@ -72,7 +72,7 @@ class RunDirectory:
         self._keep = keep
 
     def entries(self) -> list[CheckpointEntry]:
-        """List all checkpoints, newest first, each checked to the last byte."""
+        """Return all checkpoints, newest first, after verifying every byte."""
         entries = []
         for step, path in reversed(self._found()):
             try:
@@ -82,13 +82,14 @@ class RunDirectory:
         return entries
 
     def has(self, step: int) -> bool:
-        """Return whether step `step` has a checkpoint; its name says that it was written whole."""
+        """Return whether step `step` has a checkpoint: the name implies that it is complete."""
         return _is_checkpoint(self.path_of(step))
 
     def write(self, step: int, files: Mapping[str, Content]) -> Path:
-        """Write a checkpoint of step `step`, then remove those beyond `keep` that end no loop.
+        """Write a checkpoint of step `step`, then remove all beyond `keep` that are not ends of
+        loops.
 
-        If it cannot be written, with an OSError, older ones stay.
+        Older checkpoints stay if it cannot be written, with an OSError.
         """
         self._check_no_link()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -101,18 +102,18 @@ class RunDirectory:
         return path
 
     def ends(self) -> dict[int, str]:
-        """Return by step of each checkpoint which loop has ended with it; empty: none has."""
+        """Return, by step, which loop ended with each checkpoint; empty strings for none."""
         return {step: _end_in(path) for step, path in self._found()}
 
     def mark_end(self, step: int, end: str) -> None:
-        """Note that a loop has ended with a step; `end`: :data:`ENDED` or :data:`LEFT`, and it."""
+        """Mark a checkpoint as a loop's end; `end` is :data:`ENDED` or :data:`LEFT`, and the loop."""
         with written_whole(self.path_of(step) / END_MARK) as file:
             file.write(end.encode())
 
     def end_of(self, loop: str, step: int) -> Path | None:
-        """Find what a loop has ended with, if the run has come further, to step `step`.
+        """Return the checkpoint that a loop ended with, if the run has reached a later step `step`.
 
-        A loop that was left early goes on if nothing was done behind it.
+        A loop that was left early continues if nothing was done after it.
         """
         if _end_in(self.path_of(step)) == LEFT + loop:
             (self.path_of(step) / END_MARK).unlink()
@@ -121,7 +122,7 @@ class RunDirectory:
         return found[-1] if found else None
 
     def set_aside(self, step: int) -> list[str]:
-        """Rename checkpoints of later steps than `step`: what follows is another past."""
+        """Rename checkpoints of later steps than `step`: they do not belong to this run's past."""
         later = [path for number, path in self._found() if number > step]
         for path in later:
             rename_aside(path)
@@ -132,11 +133,12 @@ class RunDirectory:
         read: Callable[[Mapping[str, Sealed]], Contents],
         at_most: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[Contents | None, CheckpointEntry | None, list[CheckpointEntry]]:
-        """Read the newest checkpoint that is whole; give its entry and what was passed over, too.
+        """Return the contents of the newest complete checkpoint, its entry, and the entries
+        skipped.
 
-        A CheckpointError of `read`, which makes the contents of the three files, passes it over.
-        One with a file larger than there is a use for is of another model, so an older one would
-        be, too: that raises, and so does one that this user may not read.
+        `read` makes the contents from the three files; its CheckpointError skips the checkpoint. A
+        file that is larger than it can be belongs to another model, as older checkpoints would, so
+        its error is raised, and so is the error of a checkpoint that this user may not read.
         """
         passed_over: list[CheckpointEntry] = []
         for step, path in reversed(self._found()):
@@ -153,11 +155,11 @@ class RunDirectory:
         return None, None, passed_over
 
     def path_of(self, step: int) -> Path:
-        """Name the folder of a checkpoint."""
+        """Return the folder of a checkpoint."""
         return self.folder / name_of(step)
 
     def _check_no_link(self) -> None:
-        """Refuse a folder of checkpoints that is a link: it may be another run's."""
+        """Raise if the folder of checkpoints is a link: it may be another run's."""
         if self.folder.is_symlink():
             raise CheckpointError(
                 f"{self.folder} must be a folder, but is a link, and what it leads to may be "
@@ -165,7 +167,7 @@ class RunDirectory:
             )
 
     def _found(self) -> list[tuple[int, Path]]:
-        """Find the folders that look like checkpoints, oldest first; links are none."""
+        """Return the folders that are named like checkpoints, oldest first, without links."""
         self._check_no_link()
         try:
             children = list(self.folder.iterdir())
@@ -178,18 +180,18 @@ class RunDirectory:
 
 
 def name_of(step: int) -> str:
-    """Name the folder of a checkpoint."""
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:012}"
 
 
 def step_of(name: str) -> int | None:
-    """Read the step from the name of a checkpoint's folder; None for any other name."""
+    """Return the step in the name of a checkpoint's folder; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def rename_aside(path: Path) -> None:
-    """Give a file or folder a name under which a run does not look for it."""
+    """Rename a file or folder to a name that runs ignore."""
     number = 1
     while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
         number += 1
@@ -197,9 +199,9 @@ def rename_aside(path: Path) -> None:
 
 
 def ends_at_most(newest: Path) -> int:
-    """Count the ends of loops to keep: eight, more if they are as small as the newest checkpoint.
+    """Return how many ends of loops to keep: eight, more if the newest checkpoint is small.
 
-    A program of many short loops that resumes comes by each of them.
+    A resumed program of many short loops needs each of them.
     """
     with suppress(OSError):
         num_bytes = sum(file.stat().st_size for file in newest.iterdir())
@@ -208,7 +210,7 @@ def ends_at_most(newest: Path) -> int:
 
 
 def outdated(ends: Mapping[int, str], keep: int, num_ends: int) -> list[int]:
-    """Name the steps, of :meth:`RunDirectory.ends`, whose checkpoints nobody needs any more."""
+    """Return the steps, of :meth:`RunDirectory.ends`, whose checkpoints are no longer needed."""
     steps = sorted(ends)
     of_loops = [step for step in steps if ends[step]][-num_ends:]
     return [step for step in steps[:-keep] if step not in of_loops]
@@ -219,7 +221,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _end_in(path: Path) -> str:
-    """Read which loop has ended with a checkpoint; empty if none has, or nobody can tell."""
+    """Return which loop ended with a checkpoint; empty if none did, or it cannot be read."""
     try:
         with os.fdopen(open_plain(path / END_MARK, os.O_RDONLY), "rb") as file:
             return file.read(END_MARK_BYTES_AT_MOST).decode(errors="replace")
@@ -235,7 +237,7 @@ _making = threading.Lock()
 
 @final
 class DirectoryLock:
-    """Holds a folder as long as it lives; only :func:`lock_directory` makes one."""
+    """Locks a folder while this object lives; only :func:`lock_directory` creates one."""
 
     def __init__(self, fd: int, file_id: FileId) -> None:
         self.file_id = file_id
@@ -244,15 +246,15 @@ class DirectoryLock:
 
 @final
 class DirectoryLocks:
-    """The locks that a job holds on run directories, taken anew when those are replaced.
+    """The locks of a job on run directories, renewed when a directory is replaced.
 
-    A directory that is removed or moved takes its lock with it, so another job could hold what is
-    made under its name.
+    A directory that is removed or moved takes its lock with it, so another job could lock a new one
+    with the same name.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._lock = threading.Lock()  # a checkpoint may be written while a worker asks
+        self._lock = threading.Lock()  # a checkpoint may be written during a worker's request
         self._held: dict[str, DirectoryLock] = {}
 
     def hold(self, directory: Path) -> None:
@@ -273,12 +275,12 @@ class DirectoryLocks:
                 )
 
     def let_go(self) -> None:
-        """Release all of them."""
+        """Release all locks."""
         self._held.clear()
 
 
 def file_id_of(directory: Path) -> FileId | None:
-    """Return what identifies a directory, whatever its name; None if there is none."""
+    """Return what identifies a directory whatever its name; None if it does not exist."""
     try:
         seen = os.stat(directory)
     except OSError:
@@ -287,18 +289,19 @@ def file_id_of(directory: Path) -> FileId | None:
 
 
 def lock_directory(directory: Path) -> DirectoryLock | None:
-    """Lock a folder against other processes; None where locking is not possible.
+    """Lock a folder against other processes; return None if it cannot be locked.
 
-    Within a process all locks on it are one. Raises a CheckpointError if another process has it.
+    All locks of one process on a folder are one lock. Raises a CheckpointError if another process
+    has locked it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return None  # whoever writes there will say so
+        return None  # writing there will report it
     status = os.fstat(fd)
     file_id = status.st_dev, status.st_ino
-    with _making:  # else a second thread is kept out by the first
+    with _making:  # otherwise a second thread would see the first one's lock as foreign
         held = _locks.get(file_id)
         try:
             if held is None:
@@ -319,9 +322,9 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
 
 
 def _lock(fd: int, directory: Path) -> None:
-    """Lock a folder, or raise BlockingIOError; waits a moment for forks of a holder that is gone.
+    """Lock a folder, or raise BlockingIOError; wait a moment for forks of a holder that is gone.
 
-    A fork lets go as it begins to run, which may be after its parent was killed.
+    A fork releases the lock when it starts to run, which may be after its parent was killed.
     """
     until_s = time.monotonic() + _FORKS_LET_GO_WITHIN_S
     while True:
@@ -336,7 +339,7 @@ def _lock(fd: int, directory: Path) -> None:
 
 
 def holder_of(directory: Path) -> int | None:
-    """Ask the kernel who has locked a directory, if it can tell. Source: proc(5), ``locks``."""
+    """Return the process that has locked a directory, if the kernel tells. Source: proc(5)."""
     _, inode = file_id_of(directory) or (0, -1)
     try:
         for line in Path("/proc/locks").read_text().splitlines():
@@ -349,7 +352,7 @@ def holder_of(directory: Path) -> int | None:
 
 
 def _let_go_of_all() -> None:
-    """Release the locks in a forked process: they belong to the one that took them."""
+    """Release the locks in a forked process: they belong to its parent."""
     global _making
     _making = threading.Lock()  # another thread may have held it
     for held in list(_locks.values()):

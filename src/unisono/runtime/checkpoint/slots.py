@@ -1,31 +1,30 @@
 """A snapshot in shared memory, and the checkpoint files that are written straight from it.
 
-A worker writes it between two steps; the launcher, which never loads torch, makes files of it
-while training goes on. One slot of memory, in which parts lie at multiples of 64 bytes::
+A worker writes the snapshot between two steps; the launcher, which never loads torch, writes files
+from it while training continues. One slot of memory, with parts at multiples of 64 bytes::
 
     0                       blob_at                                                  the slot's end
     | state: raw tensors ... | header | JSON: facts and tensors | extra 0 | extra 1 ... |
 
-The JSON is
-``{"facts": {...}, "tensors": {"model.safetensors": [T, ...], "optimizer.safetensors": [T, ...]}}``
-and says of each tensor T where it lies, in elements (`stride`) and bytes (`offset`, from the start
-of the part that `in` names)::
+The JSON is ``{"facts": {...}, "tensors": {"model.safetensors": [T, ...], "optimizer.safetensors":
+[T, ...]}}`` and describes the place of each tensor T, in elements (`stride`) and bytes (`offset`,
+from the start of the part that `in` names)::
 
     {"name": "0.weight", "dtype": "F32", "shape": [2, 3], "stride": [3, 1],
      "offset": 64, "in": "state"}
 
-A blob's header is written last, so that a blob that is not finished is none. A run has two slots,
-written in turn, and marks that say which::
+A blob's header is written last, so that an unfinished blob is invalid. A run has two slots, written
+alternately, and marks that describe them::
 
     marks   │ sequence u64 of slot 0 │ of slot 1 │ busy u8 │ busy u8 │
     slot    │ a copy of the state    │ blob: what it means           │      twice
 
-A slot whose mark is 0 is not whole; the one with the larger mark is the newest. A mark is cleared
-before its slot is written and set once all have written their share, so one whole snapshot is
-always there, even if a worker dies meanwhile. Busy slots are being written to the disk.
+A slot whose mark is 0 is incomplete; the slot with the larger mark is the newest. A mark is cleared
+before its slot is written and set once all workers have written their share, so one complete
+snapshot always exists, even if a worker dies meanwhile. Busy slots are being written to the disk.
 
-The safetensors package builds the whole file in memory first; here it is written as a stream, which
-frees the interpreter between two tensors. Source: https://github.com/huggingface/safetensors::
+The safetensors package first builds the whole file in memory; this module streams it, which
+releases the interpreter between two tensors. Source: https://github.com/huggingface/safetensors::
 
     | length of the header u64 | header: JSON, padded with spaces | data of each tensor, by rows |
 """
@@ -53,7 +52,7 @@ _FACTS, _TENSORS, _END = b'{"facts":', b',"tensors":', b"}"
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    """Return where extras lie, from the start of the extra part, in :func:`write_blob`'s order."""
+    """Return the offsets of extras within the extra part, in the order of :func:`write_blob`."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -62,7 +61,7 @@ def offsets_of(sizes: Sequence[int]) -> list[int]:
 
 
 def blob_bytes(facts: int, tensors: int, extra: Sequence[int] = ()) -> int:
-    """Count the bytes that a blob takes; a slot needs `blob_at` bytes more."""
+    """Return the size of a blob; a slot needs `blob_at` more bytes."""
     json_bytes = len(_FACTS) + facts + len(_TENSORS) + tensors + len(_END)
     return _extra_at(0, json_bytes) + sum(map(_aligned, extra))
 
@@ -74,10 +73,10 @@ def write_blob(
     tensors: bytes,
     extra: Sequence[Data] = (),
 ) -> None:
-    """Write what the state in a slot is, from `blob_at` on, a multiple of 64.
+    """Write the description of the state in a slot, starting at `blob_at`, a multiple of 64.
 
-    `facts` go into run.json, `tensors` list those of each of :data:`TENSOR_FILES`, and `extra` are
-    bytes of those that do not lie in the state.
+    `facts` go into run.json. `tensors` lists the tensors of each of :data:`TENSOR_FILES`. `extra`
+    has the bytes of tensors that are not in the state.
     """
     with memoryview(slot) as view:
         assert blob_at % ALIGNMENT_BYTES == 0
@@ -100,21 +99,21 @@ def write_blob(
 
 
 def used_bytes(slot: memoryview | mmap.mmap, blob_at: int) -> int:
-    """Count the bytes of a snapshot, from the slot's start to the end of its blob."""
+    """Return the size of a snapshot, from the slot's start to the end of its blob."""
     return _Blob(slot, blob_at).end
 
 
 def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
-    """Read the facts of a snapshot."""
+    """Return the facts of a snapshot."""
     return _Blob(slot, blob_at).facts
 
 
 def read_extras(
     slot: memoryview | mmap.mmap, blob_at: int
 ) -> list[tuple[dict[str, Any], memoryview]]:
-    """Find the tensors that do not lie in the state: each T, and its bytes as they lie.
+    """Return the tensors that are not in the state: each T, and its stored bytes.
 
-    The slot cannot be closed while one of these views is held.
+    The slot cannot be closed while any of these views exists.
     """
     blob = _Blob(slot, blob_at)
     found = ((said, blob.tensor(said)) for said in blob.listed(OPTIMIZER_FILE))
@@ -122,10 +121,10 @@ def read_extras(
 
 
 def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[Data]]:
-    """Make the three files of a checkpoint, each as chunks to be written one after the other.
+    """Return the three files of a checkpoint, each as chunks to be written in order.
 
-    Contiguous tensors are views of the slot. What no file can hold is refused at once, with a
-    ValueError.
+    Contiguous tensors are views of the slot. Raises a ValueError at once for tensors that no file
+    can hold.
     """
     blob = _Blob(slot, blob_at)
     files: dict[str, Iterable[Data]] = {
@@ -154,12 +153,12 @@ class _Blob:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What goes into run.json."""
+        """The contents of run.json."""
         facts: dict[str, Any] = self._said["facts"]
         return facts
 
     def listed(self, file: str) -> list[dict[str, Any]]:
-        """The tensors of one file, as they are described."""
+        """Return the descriptions of one file's tensors."""
         tensors: list[dict[str, Any]] = self._said["tensors"][file]
         return tensors
 
@@ -168,7 +167,7 @@ class _Blob:
         return json.loads(bytes(self._json))
 
     def tensor(self, said: dict[str, Any]) -> Tensor:
-        """Find one tensor."""
+        """Return one tensor."""
         code, shape, stride = said["dtype"], tuple(said["shape"]), tuple(said["stride"])
         if code not in ITEM_BYTES_IN_MEMORY:
             raise ValueError(f"`{said['name']}` must be of a known dtype, but is {code}.")
@@ -179,7 +178,7 @@ class _Blob:
 
 
 def _ordered(file: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Check that a file can hold these; wide ones come first and then by name, so all align."""
+    """Check that a file can hold these tensors; sort wide dtypes first, so that all are aligned."""
     others = [tensor for tensor in tensors if tensor.code not in ITEM_BYTES]
     if others:
         raise ValueError(
@@ -213,35 +212,35 @@ MARKS_BYTES = _MARKS.size
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Positions in bytes."""
+    """Positions in a memory, in bytes."""
 
-    key: int  # the memory
+    key: int  # the key of the memory
     num_bytes: int  # its size
-    marks_at: int  # where the marks are
+    marks_at: int  # where the marks begin
     slots_at: tuple[int, int]  # where the two slots begin
     slot_bytes: int  # the size of each
-    blob_at: int  # where in a slot the blob begins
+    blob_at: int  # where the blob begins within a slot
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Places:
-        """Read what was a dict of it; other names are ignored."""
+        """Restore an instance from a dict of its fields; ignore other names."""
         named = {name.name: value[name.name] for name in fields(cls)}
         return cls(**{**named, "slots_at": tuple(named["slots_at"])})
 
     def bounds(self, slot: int) -> slice:
-        """Return where a slot lies."""
+        """Return the range of a slot."""
         return slice(self.slots_at[slot], self.slots_at[slot] + self.slot_bytes)
 
     def mark_at(self, slot: int) -> int:
-        """Return where the mark of a slot lies."""
+        """Return the position of a slot's mark."""
         return self.marks_at + 8 * slot
 
     def busy_at(self, slot: int) -> int:
-        """Return where it stands whether a slot is being written to the disk."""
+        """Return the position of a slot's busy flag."""
         return self.marks_at + 16 + slot
 
     def marks(self, read: Callable[[int, int], bytes]) -> tuple[int, int]:
-        """Read the marks; `read` gives bytes from (offset, count)."""
+        """Return the marks; `read` returns bytes for (offset, count)."""
         first, second, _, _ = _MARKS.unpack(read(self.marks_at, MARKS_BYTES))
         return first, second
 
@@ -250,7 +249,7 @@ class Places:
         return read(self.busy_at(slot), 1) != b"\0"
 
     def newest(self, read: Callable[[int, int], bytes]) -> int | None:
-        """Find the slot of the newest whole snapshot; None while there is none."""
+        """Return the slot of the newest complete snapshot; None while there is none."""
         first, second = self.marks(read)
         if not first and not second:
             return None
@@ -262,7 +261,7 @@ Data = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor within its part of the slot; `data` begins with it and goes on to the part's end."""
+    """A tensor within its part of the slot; `data` starts at the tensor and ends with the part."""
 
     name: str
     code: str
@@ -273,7 +272,7 @@ class Tensor:
 
 
 def safetensors_of(tensors: Sequence[Tensor]) -> Iterator[Data]:
-    """Write a safetensors file: length of the header (u64), header (JSON), data."""
+    """Yield a safetensors file: length of the header (u64), header (JSON), data."""
     header, end = {}, 0
     for tensor in tensors:
         place = [end, end + tensor.num_bytes]
@@ -288,7 +287,7 @@ def safetensors_of(tensors: Sequence[Tensor]) -> Iterator[Data]:
 
 
 def _in_rows(tensor: Tensor) -> memoryview:
-    """View a tensor's bytes in row-major order; copied only where they do not lie so."""
+    """Return a tensor's bytes in row-major order; a view unless they must be copied."""
     expected = 1
     for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
         if size > 1 and step != expected:
@@ -296,7 +295,7 @@ def _in_rows(tensor: Tensor) -> memoryview:
         expected *= size
     else:
         return tensor.data[: tensor.num_bytes]
-    import numpy as np  # which the launcher does not load else
+    import numpy as np  # which the launcher loads only here
 
     item_bytes = ITEM_BYTES[tensor.code]
     lying = np.ndarray(

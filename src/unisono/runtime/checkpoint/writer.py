@@ -1,8 +1,8 @@
-"""Writes checkpoints while training goes on, in a thread of the process that owns the memory.
+"""Writes checkpoints while training continues, in a thread of the process that owns the memory.
 
-That is the launcher, or a worker without one. While a snapshot is written its slot is marked as
-busy in the memory itself, so that no worker writes over it; one is written at a time. A disk that
-is full or broken ends no run: it is reported, and the next checkpoint is tried.
+That process is the launcher, or a worker without one. While a snapshot is written, its slot is
+marked as busy in the memory itself, so that no worker overwrites it; one snapshot is written at a
+time. A full or broken disk does not end a run: the writer reports it and tries the next checkpoint.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _CHANGED = "a snapshot must stay as it is until it is written, but has changed"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A snapshot, where it lies and where it goes."""
+    """A snapshot: where it is stored and where to write it."""
 
     places: Places  # in the memory that holds it
     slot: int
-    step: int  # steps done
+    step: int  # completed steps
     directory: str  # the run directory
-    keep: int  # how many checkpoints stay
+    keep: int  # how many checkpoints to keep
     end: str = ""  # which loop has ended with it, see `RunDirectory.mark_end`; or empty
 
     def mark(self, memory: mmap.mmap, busy: bytes) -> None:
@@ -45,10 +45,11 @@ class Kept:
 
 
 def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
-    """Find the newest whole snapshot of a loop, by what was told when it began.
+    """Return the newest complete snapshot of a loop, from the loop's facts; None before the first
+    step.
 
-    Before the first step there is nothing to keep: a program that fails there is changed most
-    often, and a checkpoint would hold it to the model that it had.
+    Before the first step there is nothing to keep: a program that fails there is usually changed,
+    and a checkpoint would tie it to the model that it had.
     """
     places = Places.from_json(dict(loop))
     slot = places.newest(lambda offset, count: memory[offset : offset + count])
@@ -64,9 +65,9 @@ def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
 class CheckpointWriter:
     """Writes snapshots as checkpoints, one after the other.
 
-    `say` tells troubles; `is_full`, for tests, whether the disk is full for the n-th checkpoint.
-    `locks` are the directories that are this job's alone. `newest` says what was written last, with
-    how to go on from it.
+    `say` reports problems. `is_full`, for tests, returns whether the disk is full for the n-th
+    checkpoint. `locks` are the directories that this job has locked. `newest` describes the last
+    checkpoint written and how to continue from it.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class CheckpointWriter:
         )
 
     def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
-        """Begin to write a snapshot, after the one before is written.
+        """Start to write a snapshot, once the previous one is written.
 
-        `memory` is the whole memory that `kept` speaks of; `done` is called from the thread.
+        `memory` is the whole memory that holds `kept`; the thread calls `done`.
         """
         self.wait()
         self._num_begun += 1
@@ -105,10 +106,10 @@ class CheckpointWriter:
         self._thread.start()
 
     def hold(self, directory: Path, remote: Mapping[str, Any] | None) -> None:
-        """Lock a directory, and begin to copy it to and from a URL if it has one.
+        """Lock a directory, and start to copy it to and from a URL if it has one.
 
-        `remote` is the work of ``remote_process.py``. Raises a CheckpointError if another process
-        has it.
+        `remote` is the configuration of ``remote_process.py``. Raises a CheckpointError if another
+        process has locked the directory.
         """
         self.locks.hold(directory)
         if remote is not None:
@@ -148,7 +149,7 @@ class CheckpointWriter:
             done()
 
     def _attempt(self, memory: mmap.mmap, slot: memoryview, kept: Kept, number: int) -> str:
-        """Write a checkpoint, unless the step has one; say what has failed."""
+        """Write a checkpoint unless the step has one; return what has failed, or nothing."""
         try:
             if self._is_full(number):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -177,7 +178,7 @@ def _mark(memory: mmap.mmap, kept: Kept) -> bytes:
 def _checked_after(
     chunks: Iterable[Data], mark: bytes, memory: mmap.mmap, kept: Kept
 ) -> Iterator[Data]:
-    """Yield the last file of a checkpoint, then see that the snapshot has stayed what it was."""
+    """Yield the last file of a checkpoint, then check that the snapshot has not changed."""
     yield from chunks
     if _mark(memory, kept) != mark:
         raise ValueError(_CHANGED)

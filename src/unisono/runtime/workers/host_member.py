@@ -299,7 +299,7 @@ class HostMember(LauncherLink):
         """Store a value unless it is there; ignore a store that has ended with the program."""
         try:
             if self.can_replace and not self._store.check([key]):
-                self._store.set(key, value)  # accepts bytes as well
+                self._store.set(key, value)  # type: ignore[arg-type]  # accepts bytes
         except RuntimeError:
             return
 

@@ -143,7 +143,7 @@ class MeetingPoint(ABC):
     def await_others(
         self, target: int, timeout_s: float, patience_s: float = math.inf, *, spins: bool = True
     ) -> bool:
-        """Wait until the others have made arrival number `target`; False if the wait stops early."""
+        """Wait until the others have made arrival number `target`; False if it stops early."""
         missing = self.missing(self._others, target)
         if missing and spins and self.can_spin:
             end = time.perf_counter() + self.spin_s

@@ -126,7 +126,7 @@ class ReplicatedCalls:
         return self._supervisor.outcome(self.index, LOOP)
 
     def note_loop(self, facts: dict[str, Any]) -> None:
-        """Report to the launcher that the loop can be joined now. Called in the loop, by every rank."""
+        """Report to the launcher that the loop can be joined. Every rank calls it, in the loop."""
         if self._num_loops == 1:
             self._supervisor.tell(LoopBegan(self.index, facts))
 
