@@ -1,3 +1,3 @@
-"""Processes: workers and how they meet, the launcher, process groups, checkpoint files, hangs."""
+"""Processes: workers, their launcher, process groups, checkpoint files, and hangs."""
 
 __version__ = "0.1.0"  # as in pyproject.toml

@@ -1,15 +1,14 @@
-"""Brings batches to an accelerator beside what that computes.
+"""Copies batches to an accelerator while it computes.
 
 ::
 
-    the host     read, pin ─► issue ──────────────────► go on; it never waits
+    the host     read, pin ─► issue ──────────────────► continue; it never waits
     copies                    copy ─► event ┐
     computing    … the shard before …       └► wait for the event ─► this shard
 
-So a copy waits for nothing that is computed, and what is computed waits for its own batch alone.
-Tensors are found in tuples, lists, mappings and dataclasses, however deep; one that is there twice
-is copied once. Whatever has a method ``to`` moves itself. Run on a simulated device; not on a GPU
-yet.
+A copy waits for no computation, and a computation waits only for its own batch. Tensors are found
+in tuples, lists, mappings and dataclasses, at any depth; a tensor that occurs twice is copied once.
+Objects with a ``to`` method move themselves. Tested on a simulated device; not on a GPU yet.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from unisono.runtime.notices import say
 
 @final
 class Arrivals:
-    """The batches that come to one accelerator."""
+    """The batches copied to one accelerator."""
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self._device, self._module = device, module
         self._stream: Any = None
 
     def begin(self, batch: Any) -> Callable[[], Any]:
-        """Begin to copy a batch; what is returned gives it, once.
+        """Start to copy a batch; return a function that returns the copy, to be called once.
 
-        What the device is given to do from then on comes after the copies.
+        Work that the device is given after that call runs after the copies.
         """
         found: dict[int, torch.Tensor] = {}
 
@@ -57,21 +56,22 @@ class Arrivals:
             if isinstance(part, torch.Tensor):
                 there = copied.get(id(part))
                 return self._copy(part) if there is None else there
-            # torch's PackedSequence, say
+            # such as torch's PackedSequence
             return part.to(self._device) if callable(getattr(part, "to", None)) else None
 
         def give() -> Any:
             stream = self._module.current_stream(self._device)
             stream.wait_event(event)
             for tensor in copied.values():
-                # Else its memory is given to the next batch while this one is computed.
+                # Otherwise its memory could be reused for the next batch during this one's
+                # computation.
                 tensor.record_stream(stream)
             return changed_within(batch, arrived)
 
         return give
 
     def _is_plain(self, part: Any) -> bool:
-        """Return whether a tensor is on the host, where nothing computed has to be waited for."""
+        """Return whether a part is a tensor on the host whose copy waits for no computation."""
         return (
             type(part) is torch.Tensor
             and part.is_cpu
@@ -86,9 +86,9 @@ class Arrivals:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor of the host to memory that accelerators copy from and to without waiting.
+    """Copy a host tensor to pinned memory, which accelerators copy from and to without waiting.
 
-    Where the system has no such memory to give, that is told once, and the tensor stays as it is.
+    Returns the tensor itself, and reports it once, if the system has no such memory.
     """
     try:
         return tensor.pin_memory()
@@ -99,7 +99,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def tell_not_pinned(what: str, reason: str) -> None:
-    """Report, once in this process, that copies take longer than they should."""
+    """Report, once per process, that copies are slower than necessary."""
     say(
         f"{what} are copied by way of memory that is not pinned, as the system refuses to pin it "
         f"({reason}): results are the same, copies take longer. Raise the limit of locked memory "
@@ -108,9 +108,9 @@ def tell_not_pinned(what: str, reason: str) -> None:
 
 
 def changed_within(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """Make a nest of the same kind with its parts changed; give the same one if none is.
+    """Return a copy of a nested structure with changed parts; the same one if nothing changes.
 
-    `change` gives what takes the place of a part; None: the parts within it are changed.
+    `change` returns the replacement for a part, or None to change the parts within it.
     """
     changed = change(nest)
     if changed is not None:
@@ -132,13 +132,13 @@ def changed_within(nest: Any, change: Callable[[Any], Any]) -> Any:
             return nest
         record = copy.copy(nest)
         for name, value in values.items():
-            object.__setattr__(record, name, value)  # also of frozen ones
+            object.__setattr__(record, name, value)  # works for frozen dataclasses too
         return record
     return nest
 
 
 def like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Put items into a mapping of the same kind, where that can be made."""
+    """Return a mapping of the same type with these items, or a dict if that is impossible."""
     if type(mapping) is dict:
         return items
     try:

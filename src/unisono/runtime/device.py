@@ -1,11 +1,11 @@
-"""The device that a worker computes on: the only file that asks for a type of device.
+"""The device that a worker computes on: the only file that checks the type of a device.
 
-Generators, threads, autocast, the gradient scaler, streams, copies, pinned memory, raw bytes of
-tensors, and what of the device fixes the bits of a run. Everything else on the way of a batch is
-the same on all devices; ``tests/test_architecture.py`` sees to that.
+It covers generators, threads, autocast, the gradient scaler, streams, copies, pinned memory, raw
+bytes of tensors, and device facts that determine a run's bits. All other code on the path of a
+batch is the same for all devices; ``tests/test_architecture.py`` checks that.
 
-Accelerators are used by what ``torch.cuda`` has in common with torch's other device modules. Run on
-the CPU and on a simulated device; not on a GPU yet.
+Accelerators are used through what ``torch.cuda`` has in common with torch's other device modules.
+Tested on the CPU and on a simulated device; not on a GPU yet.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from unisono.runtime.arrivals import Arrivals, tell_not_pinned
 from unisono.runtime.world import WORKSPACE_VARIABLE, World, fix_workspaces, workers_per_gpu
 
 HOST = "cpu"
-"""Where tensors lie in the memory of the host."""
+"""The type of device whose tensors are in host memory."""
 AUTO = "auto"
 _SPIN_S, _NAP_S = 200e-6, 50e-6
-_NAP_PART = 0.01  # of the time waited so far: a device that never answers costs no processor time
-# torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
-# negative number, which torch takes for one just below 2⁶⁴.
+_NAP_PART = 0.01  # of the time waited so far: a device that hangs costs almost no processor time
+# torch seeds a process, and `fresh_seed` a job, with 64 random bits. People choose smaller seeds,
+# or negative ones, which torch converts to values just below 2⁶⁴.
 _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
 
 
@@ -39,8 +39,8 @@ _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
 class Device:
     """The device that one worker computes on: the CPU, or one accelerator.
 
-    Or several of one type (`parts`), where a model is split: batches come to the first one. An
-    accelerator has a number, and becomes the current one.
+    It may also be several accelerators of one type (`parts`) that a model is split over; batches
+    are copied to the first one. An accelerator has an index, and becomes the current device.
     """
 
     def __init__(self, device: torch.device, *more: torch.device) -> None:
@@ -55,11 +55,11 @@ class Device:
             self._module = torch.get_device_module(device)
             self._arrivals = Arrivals(device, self._module)
             self._module.set_device(device)
-            torch.empty(0, device=device)  # its generators are there from the first use on
+            torch.empty(0, device=device)  # the first use creates its generators
 
     @classmethod
     def of(cls, name: str | torch.device, world: World) -> Device:
-        """Find the device of a worker; a name without a number means that each has its own."""
+        """Return a worker's device; a name without an index gives each worker a different one."""
         if name == AUTO:
             name = "cuda" if torch.cuda.is_available() else HOST
         device = read_name(name)
@@ -84,20 +84,20 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What torch calls it, such as ``"cuda:1"``."""
+        """The name in torch, such as ``"cuda:1"``."""
         return ", ".join(str(part.torch) for part in self.parts)
 
     @property
     def model(self) -> str:
-        """What it is sold as, such as ``"NVIDIA H200"``; empty for the CPU."""
+        """The model name, such as ``"NVIDIA H200"``; empty for the CPU."""
         return "" if self.is_host else str(self._module.get_device_name(self.torch))
 
     @property
     def facts(self) -> str:
-        """What of it fixes the bits of a run, in words."""
+        """A description of the properties that determine a run's bits."""
         if self.is_host:
             return torch.backends.cpu.get_cpu_capability() + " " + platform.machine()
-        if self.is_divided:  # as of one, where they are alike
+        if self.is_divided:  # listed once if they are alike
             return "; ".join(dict.fromkeys(part.facts for part in self.parts))
         said = [f"{self.torch.type} {self.model}"]
         capability = self._module.get_device_capability(self.torch)
@@ -111,13 +111,13 @@ class Device:
         return ", ".join(said)
 
     def fix_workspaces(self) -> None:
-        """Give cuBLAS workspaces of one size before the first product, as exact ones need."""
+        """Set a fixed size of cuBLAS workspaces, as exact results need; before any product."""
         if not self.is_host:
             fix_workspaces(os.environ)
 
     @property
     def identity(self) -> str:
-        """What tells it from every other device of this machine, whatever processes call it."""
+        """What distinguishes it from all other devices of this machine, in every process."""
         if self.is_host:
             return HOST
         if self.is_divided:
@@ -133,11 +133,11 @@ class Device:
                 default_generator(part.torch).manual_seed(seed)
 
     def generators_put_back(self) -> AbstractContextManager[None]:
-        """Leave every default generator as it was, whatever happens inside."""
+        """Restore every default generator after the block, even on errors."""
         return generators_put_back([part.torch for part in self.parts])
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        """Compute in `dtype` what torch knows to be safe in it, inside the block."""
+        """Run operations that torch considers safe in `dtype` within the block."""
         return torch.autocast(self.torch.type, dtype)
 
     def has(self, tensor: torch.Tensor) -> bool:
@@ -145,53 +145,53 @@ class Device:
         return any(tensor.device == part.torch for part in self.parts)
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor) -> None:
-        """Differentiate a loss."""
+        """Run the backward pass of a loss."""
         if not self.is_divided:
             torch.autograd.backward(loss, weight)
             return
-        # Each device would have a thread, and gradients be added up in the order in which they
-        # come. In one thread it is that of one device.
+        # Each device would get a thread, and gradients would be added in order of arrival. In a
+        # single thread the order is that of one device.
         with torch.autograd.set_multithreading_enabled(False):
             torch.autograd.backward(loss, weight)
 
     def groups(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Divide tensors into lists that one call takes: of one device each."""
+        """Divide tensors into lists for calls that accept only one device."""
         if self.is_divided:
             return [group for (group,) in by_device(tensors)]
         return [tensors] if tensors else []
 
     def move(self, batch: Any) -> Any:
-        """Bring the tensors of a batch here, by way of pinned memory; the host does not wait."""
+        """Copy a batch's tensors to the device through pinned memory; the host does not wait."""
         return batch if self._arrivals is None else self._arrivals.begin(batch)()
 
     def bring(self, batch: Any) -> Callable[[], Any]:
-        """Begin to bring the tensors of a batch here; see :meth:`~.arrivals.Arrivals.begin`."""
+        """Start to copy a batch to the device; see :meth:`~.arrivals.Arrivals.begin`."""
         return (lambda: batch) if self._arrivals is None else self._arrivals.begin(batch)
 
     def memory(self) -> tuple[int, int] | None:
-        """Count the bytes of this process's tensors on it, now and at most; None on the CPU."""
+        """Return the bytes of this process's tensors on it, current and peak; None on the CPU."""
         if self.is_host:
             return None
-        # Flattening them would take most of the time.
+        # The flat statistics take much longer.
         found = map(self._module.memory_stats_as_nested_dict, [part.torch for part in self.parts])
         each = [stats["allocated_bytes"]["all"] for stats in found]
         return sum(one["current"] for one in each), sum(one["peak"] for one in each)
 
     def room(self) -> tuple[int | None, int]:
-        """Count the bytes of the device's memory that are free (None: not known), and all."""
+        """Return the free bytes of the device's memory (None: unknown) and its total bytes."""
         if self.is_host:
             return None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         each = [self._module.mem_get_info(part.torch) for part in self.parts]
         return sum(int(free) for free, _ in each), sum(int(total) for _, total in each)
 
     def copies(self) -> Copies:
-        """Return a stream of copies between this device and the host."""
+        """Return copies between this device and the host."""
         return Copies(self, self._module)
 
     def register(self, memory: torch.Tensor) -> Callable[[], None] | None:
-        """Pin memory of the host where it lies, so that nobody waits for copies from and to it.
+        """Pin host memory in place, so that the host does not wait for copies from and to it.
 
-        Returns what undoes that; None if it cannot be pinned, which is told once.
+        Returns a function that undoes it; None, after one report, if the memory cannot be pinned.
         """
         runtime = getattr(self._module, "cudart", None)
         if runtime is None or not memory.nbytes:
@@ -199,7 +199,7 @@ class Device:
         place = memory.data_ptr()
         if code := int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
             tell_not_pinned("gradients and buffers", f"error {code}")
-            # The driver tells the next caller of the failure, too.
+            # The driver reports the failure to the next call as well.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self.torch)
             return None
@@ -208,40 +208,40 @@ class Device:
 
 @final
 class Copies:
-    """Copies between a device and the host, beside what the device computes.
+    """Copies between a device and the host that run while the device computes.
 
-    On the CPU they are made at once. Memory of the host that is copied from or to must stay as it
-    is until :meth:`wait` has returned; elsewhere than in pinned memory the host may wait.
+    On the CPU they are made at once. Host memory that is copied from or to must not change until
+    :meth:`wait` has returned. The host may wait if the memory is not pinned.
     """
 
     def __init__(self, device: Device, module: Any) -> None:
         self.device, self._module = device.torch, module
         self._streams: dict[torch.device, Any] = {}
-        self._busy: dict[torch.device, Any] = {}  # with what is recorded behind the copies
+        self._busy: dict[torch.device, Any] = {}  # by device, the event recorded after the copies
         if module is not None:
             self._streams = {part.torch: module.Stream(part.torch) for part in device.parts}
             self._events = {part.torch: module.Event() for part in device.parts}
 
     def to_host(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy to the host, after everything that the device has been given to do."""
+        """Copy to the host, after all work that the device has been given."""
         self._copy(into, source, source.device)
 
     def to_device(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy to the device, before everything that it is given to do from now on."""
+        """Copy to the device, before all work that it is given from now on."""
         self._copy(into, source, into.device)
         self._hold_back(into.device)
 
     def before_changes(self) -> None:
-        """Have devices change what was copied from only after all copies are made."""
+        """Delay later work of the devices until all copies are made: it may change the sources."""
         for device in self._streams:
             self._hold_back(device)
 
     def wait(self) -> None:
         """Wait until all copies are made.
 
-        However long: if the device never answers, the launcher takes this worker for stuck.
+        There is no limit: if the device never answers, the launcher treats this worker as stalled.
         """
-        # By asking: a thread that waits within the driver hears of no signal.
+        # By polling: a thread that waits inside of the driver handles no signals.
         begun_at_s = time.perf_counter()
         for event in self._busy.values():
             while not event.query():
@@ -251,7 +251,7 @@ class Copies:
         self._busy.clear()
 
     def issued(self) -> Callable[[], bool]:
-        """Return what tells whether all copies so far are made; any thread may ask it."""
+        """Return a function that tells, in any thread, whether all copies so far are made."""
         events = [self._streams[device].record_event() for device in self._busy]
         return lambda: all(event.query() for event in events)
 
@@ -267,16 +267,17 @@ class Copies:
         stream.wait_stream(self._module.current_stream(device))
         with self._module.stream(stream):
             into.copy_(source, non_blocking=True)
-        # The memory of what the program drops now is not given to others before the copy is made.
+        # Keep memory that the program frees now from reuse until the copy is made.
         (into if source.is_cpu else source).record_stream(stream)
         self._busy[device] = self._events[device]
         self._events[device].record(stream)
 
 
 def by_device(tensors: Sequence[torch.Tensor], *others: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Divide equally long lists by the device of the first one's tensors: a tuple of lists each.
+    """Yield equally long lists grouped by the device of the first one's tensors, as tuples of
+    lists.
 
-    For calls that take only one device. Tensors without elements are left out.
+    For calls that accept only one device. Tensors without elements are omitted.
     """
     places: dict[torch.device, list[int]] = {}
     for at, tensor in enumerate(tensors):
@@ -292,7 +293,7 @@ def host() -> Device:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """Return the generator that is drawn from on a device where nobody names one."""
+    """Return the default generator of a device."""
     if device.type == HOST:
         return torch.default_generator
     generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
@@ -300,12 +301,12 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is in the memory of the host."""
+    """Return whether a tensor is in host memory."""
     return tensor.device.type == HOST
 
 
 def read_name(name: str | torch.device, argument: str = "device") -> torch.device:
-    """Read torch's name of a device, given as an argument of the name `argument`."""
+    """Return the device with a name that was passed as the argument `argument`."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:
@@ -318,7 +319,7 @@ def read_name(name: str | torch.device, argument: str = "device") -> torch.devic
 
 
 def count_of(kind: str) -> int:
-    """Count the accelerators of a type that torch finds here."""
+    """Return the number of accelerators of a type that torch finds."""
     try:
         module = torch.get_device_module(kind)
         return int(module.device_count()) if module.is_available() else 0
@@ -327,15 +328,15 @@ def count_of(kind: str) -> int:
 
 
 def flushes_denormals() -> bool:
-    """Return whether this thread takes denormal numbers for 0 (``torch.set_flush_denormal``)."""
+    """Return whether this thread flushes denormal numbers to 0 (``torch.set_flush_denormal``)."""
     return not (torch.tensor(1e-40, dtype=torch.float32, device=HOST) * 1.0).item()
 
 
 def seed_generators(seed: int) -> None:
     """Seed every default generator of this process (Python's, numpy's, torch's) from 64 bits.
 
-    numpy gets the low 32 bits: two words take it 13 microseconds more, and
-    :func:`unisono.plan.seeds.seed_of` has these differ.
+    numpy gets the low 32 bits: two words take 13 microseconds longer, and
+    :func:`unisono.plan.seeds.seed_of` makes the low bits differ.
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -343,7 +344,7 @@ def seed_generators(seed: int) -> None:
 
 
 def drawn_so_far() -> list[Any]:
-    """Return how far Python's, numpy's and torch's default generators on the host have come."""
+    """Return the positions of Python's, numpy's and torch's default generators on the host."""
     return [
         hash(random.getstate()),
         np.random.get_state(legacy=False),
@@ -353,7 +354,7 @@ def drawn_so_far() -> list[Any]:
 
 @contextmanager
 def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Leave every default generator as it was, those of some devices too, whatever happens."""
+    """Restore every default generator, including those of some devices, after the block."""
     states = generator_states(devices)
     try:
         yield
@@ -362,14 +363,14 @@ def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 
 
 def generator_states(devices: Sequence[torch.device] = ()) -> list[Any]:
-    """Return the states of every default generator, those of some devices too."""
+    """Return the states of every default generator, including those of some devices."""
     generators = [default_generator(device) for device in devices if device.type != HOST]
     of_torch = [generator.get_state() for generator in (torch.default_generator, *generators)]
     return [random.getstate(), np.random.get_state(), of_torch]
 
 
 def set_generator_states(states: Sequence[Any], devices: Sequence[torch.device] = ()) -> None:
-    """Have every default generator continue from these states."""
+    """Set every default generator to these states."""
     of_python, of_numpy, of_torch = states
     random.setstate(of_python)
     np.random.set_state(of_numpy)
@@ -379,10 +380,9 @@ def set_generator_states(states: Sequence[Any], devices: Sequence[torch.device] 
 
 
 def drawn_without_seed() -> bool:
-    """Return whether torch's default generator was drawn from and begins elsewhere in each start.
+    """Return whether torch's default generator was used without a seed that a program chose.
 
-    It begins where the system's randomness says, until a program seeds it. One in 2,000 such seeds
-    is taken for a program's.
+    Until a program seeds it, its seed is random. One in 2,000 random seeds looks like a program's.
     """
     seed = torch.default_generator.initial_seed()
     if not _CHOSEN_BELOW <= seed < _CHOSEN_FROM:
@@ -393,13 +393,13 @@ def drawn_without_seed() -> bool:
 
 @functools.cache
 def notices() -> set[str]:
-    """Return what this process has been told once about its generators."""
+    """Return the notices about generators that this process has shown."""
     return set()
 
 
 @contextmanager
 def num_threads(threads: int) -> Iterator[None]:
-    """Compute with `threads` threads inside the block; their number is part of a run's identity."""
+    """Compute with `threads` threads within the block; the number is part of a run's identity."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -409,17 +409,17 @@ def num_threads(threads: int) -> Iterator[None]:
 
 
 def grad_scaler() -> torch.amp.GradScaler:
-    """Make torch's gradient scaler."""
+    """Return a gradient scaler of torch."""
     return torch.amp.GradScaler(HOST)
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the elements of a tensor as an array, which shares its memory where it can."""
+    """Return a tensor's elements as an array, which shares its memory if possible."""
     return tensor.detach().cpu().numpy()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """View the elements of a dense tensor as bytes, in the order in which they lie in memory.
+    """Return a view of a dense tensor's elements as bytes, in memory order.
 
     Writing to the view writes to the tensor.
     """
@@ -427,15 +427,15 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """View the elements of a dense tensor as a vector, in the order in which they lie in memory."""
+    """Return a view of a dense tensor's elements as a vector, in memory order."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def in_rows(tensor: torch.Tensor) -> memoryview:
-    """Return the elements of a tensor as bytes, row by row."""
+    """Return a tensor's elements as bytes, in row-major order."""
     return bytes_of(tensor.detach().cpu().contiguous())
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the memory of the host: itself, or a copy."""
+    """Return a tensor in host memory: itself, or a copy."""
     return tensor.detach().cpu()

@@ -1,6 +1,6 @@
-"""What are dtypes called: by torch, in safetensors files, and in words?
+"""What are the names of dtypes: in torch, in safetensors files, and in messages?
 
-The table needs no torch, which the launcher, who writes checkpoints, does not load.
+The table does not need torch: the launcher, which writes checkpoints, does not load it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _IN_FILES = {
     "torch.bool": ("BOOL", 1),
 }
 CODES = {name: code for name, (code, _) in _IN_FILES.items()}
-"""safetensors' word for each dtype that its files can hold, by ``str(dtype)``."""
+"""safetensors' name for each dtype that its files can hold, by ``str(dtype)``."""
 
 ITEM_BYTES = dict(_IN_FILES.values())
-ITEM_BYTES_IN_MEMORY = ITEM_BYTES | {  # no file can hold the last four, but a slot can
+ITEM_BYTES_IN_MEMORY = ITEM_BYTES | {  # files cannot hold the last four, but slots can
     "torch.complex128": 16,
     "torch.complex32": 4,
     "torch.float8_e8m0fnu": 1,
@@ -44,18 +44,18 @@ _NAMES = {code: name for name, code in CODES.items()}
 
 
 def code_of(dtype: torch.dtype) -> str:
-    """Return safetensors' word for a dtype; torch's own where it has none."""
+    """Return safetensors' name for a dtype; torch's name if it has none."""
     return CODES.get(str(dtype), str(dtype))
 
 
 def dtype_of(code: str) -> torch.dtype:
-    """Find the dtype that :func:`code_of` or :func:`dtype_name` has named."""
-    import torch  # not above: see there
+    """Return the dtype with a name from :func:`code_of` or :func:`dtype_name`."""
+    import torch  # not above: the launcher imports this module without torch
 
     dtype: torch.dtype = getattr(torch, _NAMES.get(code, code).removeprefix("torch."))
     return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Say ``float32`` for ``torch.float32``."""
+    """Return ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Faults on purpose, as a table: which worker fails, at which step, and how.
+"""Injected faults, as a table: which worker fails, at which step, and how.
 
 ``UNISONO_FAULTS="kill:rank=1,step=30; stop:rank=2,step=50,at=update; disk-full:checkpoint=2"``
 
@@ -6,7 +6,7 @@
 kind       fields                       what happens
 =========  ===========================  ==========================================================
 kill       rank, step, [at]             the worker gets SIGKILL
-stop       rank, step, [at]             the worker gets SIGSTOP: it is there and does not move
+stop       rank, step, [at]             the worker gets SIGSTOP: it stays alive without progress
 raise      rank, step, [at]             RuntimeError
 exit       rank, step, [at]             the process ends at once, with status 0
 segv       rank, step, [at]             the worker gets SIGSEGV
@@ -16,20 +16,20 @@ disk-full  checkpoint (the first is 1)  the disk is full when this checkpoint is
 =========  =======================================================================================
 at         where in a step
 =========  =======================================================================================
-begin      when it begins; without ``at``, here
+begin      when the step begins; the default
 shard      before the forward pass of a shard
-gradients  the own shards are done; before the others are met
-sums       all shards are done; before they are added up
-update     the own sums are done; before the optimizer
-updated    the own update is done; before the second meeting
-commit     after the second meeting
+gradients  its own shards are done; before the barrier
+sums       all shards are done; before they are summed
+update     its own sums are done; before the optimizer
+updated    its own update is done; before the second barrier
+commit     after the second barrier
 snapshot   while a snapshot is being copied
 start      before the script runs; has no step
 join       a replacement has just been admitted; needs no step
 =========  =======================================================================================
 
 Steps count from 0 over the whole run. A fault happens once: to the first process that has the
-rank (the second, with ``at=join``), and only the first time that it comes by.
+rank (the second, with ``at=join``), and only the first time that it gets there.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ class Fault:
     """One row of the table."""
 
     kind: str  # what happens
-    rank: int | None = None  # to whom; None for the launcher
-    step: int | None = None  # when, counted from 0; None: at any step
-    at: str = ""  # where in the step; empty for kinds that have no place
-    # the number of the checkpoint that is being written, the first is 1
+    rank: int | None = None  # the worker; None for the launcher
+    step: int | None = None  # the step, counted from 0; None: any step
+    at: str = ""  # the place in the step; empty for kinds without a place
+    # the number of the checkpoint being written, counted from 1
     checkpoint: int | None = None
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:
-    """Understand the table."""
+    """Parse the table."""
     return tuple(_read(row.strip()) for row in text.split(";") if row.strip())
 
 
 def disk_full(faults: tuple[Fault, ...], checkpoint: int) -> bool:
-    """Return whether the disk is to be full for a checkpoint, the first of which is 1."""
+    """Return whether the disk should be full for a checkpoint, counted from 1."""
     return Fault("disk-full", checkpoint=checkpoint) in faults
 
 
@@ -79,13 +79,13 @@ class Faults:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], rank: int, incarnation: int) -> Faults:
-        """Read what concerns this process from ``UNISONO_FAULTS``."""
+        """Return the faults for this process from ``UNISONO_FAULTS``."""
         faults = read_faults(environ.get(FAULTS_VARIABLE, ""))
         mine = (fault for fault in faults if fault.rank == rank)
         return cls(fault for fault in mine if incarnation == (fault.at == "join"))
 
     def meet(self, at: str, step: int | None = None) -> None:
-        """Do what is due at a place; may not return."""
+        """Carry out the fault that is due at a place; may not return."""
         for fault in self._mine:
             if fault.at == at and fault.step in (None, step):
                 self._mine.remove(fault)

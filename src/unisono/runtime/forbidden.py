@@ -1,16 +1,16 @@
-"""Refuses collectives where workers are not at the same place: inside of a pass.
+"""Rejects collectives where workers are not in the same place: inside of a pass.
 
-Each worker computes its own shards, and not all have equally many. A collective called there would
-mix different shards for each number of workers, or never end. So it is refused before it begins, on
-every backend::
+Each worker computes its own shards, and not all have the same number. A collective called there
+would mix different shards for each number of workers, or never finish. So it is rejected before it
+begins, on every backend::
 
     forbid(IN_A_PASS) ─► loss, backward ─► dist.all_gather ─► RuntimeError
     forbid("")        ─► callbacks, the program's own code ─► dist.all_gather ─► allowed
 
-The backend `unisono` checks by itself. All others are reached through torch's dispatcher, from
-Python, functional collectives and DDP's C++: while a loop runs in a program with a process group,
-a kernel in front of each of the dispatcher's collectives checks (8 µs a call). Without a process
-group a step costs less than a microsecond.
+The backend `unisono` checks by itself. Python, functional collectives and DDP's C++ reach all other
+backends through torch's dispatcher. While a loop runs in a program with a process group, a kernel
+in front of each of the dispatcher's collectives checks (8 µs per call). Without a process group the
+cost is less than a microsecond per step.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _NAMES = {
     "recv_anysource": "recv",
 }
 _NAMESPACE = "c10d"
-_LOCAL = {"check_for_nan"}  # no collective
-# No tensor lacks it in any mode, and torch itself has nothing there.
+_LOCAL = {"check_for_nan"}  # not collectives
+# Every tensor has this key in every mode, and torch registers nothing there.
 _KEY = "BackendSelect"
 
-# Of each thread, as backward passes on the CPU run in the thread that calls them.
+# Per thread: backward passes on the CPU run in the thread that calls them.
 _where: ContextVar[str] = ContextVar("unisono_collectives_forbidden", default="")
 
 
 def forbid(where: str) -> str:
-    """Refuse collectives in this thread from now on; gives what was refused before, to restore it.
+    """Reject collectives in this thread from now on; return the previous value, to restore it.
 
     ``""`` allows them again.
     """
@@ -71,7 +71,7 @@ def forbid(where: str) -> str:
 
 
 def check_allowed(call: str) -> None:
-    """Refuse a collective where :func:`forbid` applies."""
+    """Raise if :func:`forbid` applies to a collective."""
     where = _where.get()
     if where:
         raise RuntimeError(
@@ -81,7 +81,7 @@ def check_allowed(call: str) -> None:
 
 
 def public_name(call: str) -> str:
-    """Name a collective as torch.distributed does for programs."""
+    """Return the public name of a collective in torch.distributed."""
     name = call.strip("_")
     return _NAMES.get(name, name)
 
@@ -97,7 +97,7 @@ class _Gate:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Be within a block that may need them; the end of the last one removes the kernels."""
+        """Allow the kernels within a block; the end of the last block removes them."""
         with self._lock:
             self._num_users += 1
         try:
@@ -110,7 +110,7 @@ class _Gate:
                     self._kernels = None
 
     def put_up(self) -> None:
-        """Register the kernels, if within a block; takes a millisecond, once."""
+        """Register the kernels if within a block; takes a millisecond, once."""
         if self._kernels is not None or not self._num_users:
             return
         with self._lock:

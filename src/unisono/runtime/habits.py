@@ -1,6 +1,6 @@
-"""What people write from habit, from other libraries, and what to write instead.
+"""What people write from habit with other libraries, and what to write instead.
 
-One table answers every argument that a call lacks, in the place of Python's own words.
+One table answers every unknown argument, in place of Python's message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _LEAVE_OUT = "leave it out, as"
 
-# What to write, and the arguments that stand for it elsewhere.
+# What to write, and the corresponding arguments of other libraries.
 _INSTEAD = {
     "write `trainer.fit(…, epochs=3)`": "epochs max_epochs num_epochs num_train_epochs nb_epoch "
     "n_epochs",
@@ -94,7 +94,7 @@ _INSTEAD = {
     "`TrainingArguments` has are arguments of `Trainer` and `fit`": "args",
 }
 
-# What to write for what is not there.
+# What to write instead of a missing attribute.
 _NAMES = {
     "call `torch.manual_seed(0)` before the model is made, and write `Trainer(…, seed=0)`": ""
     "seed_everything set_seed",
@@ -134,7 +134,7 @@ _OF_A_TRAINER = ("callbacks", "precision", "schedule", "validate")
 
 
 def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a function answer arguments that it lacks with what to write, as in `example`."""
+    """Return a decorator that answers unknown arguments with what to write, as in `example`."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
@@ -155,14 +155,14 @@ def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def missing(where: str, name: str) -> AttributeError:
-    """Return what to write in the place of something that is not there."""
+    """Return the error for a missing attribute, with what to write instead."""
     ways = [way for way, names in _NAMES.items() if name in names.split()]
     remedy = f": {ways[0]}." if ways else ""
     return AttributeError(f"{where} has no attribute {name!r}{remedy}")
 
 
 def class_habits_met(example: str) -> Callable[[type[T]], type[T]]:
-    """Have a class answer likewise."""
+    """Return a decorator like :func:`habits_met` for a class."""
 
     def decorate(kind: type[T]) -> type[T]:
         kind.__init__ = habits_met(example)(kind.__init__)  # type: ignore[method-assign]

@@ -1,8 +1,7 @@
-"""Notices for the user, and names in them that others chose.
+"""Notices for the user, with safe display of names that others chose.
 
-Words for quantities: counts, sizes, times and shares, each in one way wherever they are shown.
-
-Sizes are binary (1 GiB is 2**30 bytes), as in torch's own messages about memory.
+Counts, sizes, times and shares are formatted the same way wherever they are shown. Sizes are binary
+(1 GiB is 2**30 bytes), as in torch's own messages about memory.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-# Control and direction characters, halves of surrogates, line separators: what is not seen as such.
+# Control and direction characters, halves of surrogates, line separators: not visible as such.
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _NAME_CHARS_AT_MOST = 200
 
 
 def say(line: str) -> None:
-    """Show a line at once, on a line of its own even beside a progress bar; never fails."""
-    stream = sys.stderr  # or what the program has put in its place, which may do anything
+    """Print a line at once, on a separate line even beside a progress bar; never fails."""
+    stream = sys.stderr  # or the program's replacement for it, which may do anything
     with contextlib.suppress(Exception):
         start = "\r\x1b[2K" if hasattr(stream, "isatty") and stream.isatty() else ""
         stream.write(f"{start}unisono: {shown_lines(line)}\n")
@@ -28,20 +27,20 @@ def say(line: str) -> None:
 
 
 def listed(word: str, items: Iterable[object], last: str = ", ") -> str:
-    """Write ``rank 1``, or ``ranks 0, 1, 2``; `last` stands before the last of several."""
+    """Return ``rank 1``, or ``ranks 0, 1, 2``; `last` precedes the last of several items."""
     *most, end = map(str, items)
     return f"{word}s {', '.join(most)}{last}{end}" if most else f"{word} {end}"
 
 
 def named(names: Sequence[object], at_most: int = 8) -> str:
-    """Write names, the first of them where there are more: ``` `a`, `b` and 3 more ```."""
+    """Return names, shortened to the first ones if there are many: ``` `a`, `b` and 3 more ```."""
     told = ", ".join(f"`{shown(name, 100)}`" for name in names[:at_most])
     more = len(names) - at_most
     return f"{told} and {more} more" if more > 0 else told
 
 
 def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
-    """Write out what a terminal would hide or obey in a name of others, and shorten it."""
+    """Escape what a terminal would hide or interpret in a foreign name, and shorten it."""
     name = str(text)
     if name.isprintable() and len(name) <= max_chars:
         return name
@@ -51,12 +50,12 @@ def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Do the same to a whole text and leave its lines as they are."""
+    """Escape a whole text in the same way, but keep its lines."""
     return "\n".join(shown(line, len(line)) for line in text.split("\n"))
 
 
 def can_show(text: str, encoding: str) -> bool:
-    """Return whether a terminal has all characters of a text."""
+    """Return whether a terminal's encoding has all characters of a text."""
     try:
         text.encode(encoding)
     except (LookupError, UnicodeEncodeError):
@@ -74,17 +73,17 @@ UNKNOWN = "–"
 
 
 def count(number: float) -> str:
-    """Write a count with its thousands apart."""
+    """Format a count with separated thousands."""
     return f"{number:,.0f}".replace(",", "\u202f") if abs(number) < 1e12 else f"{number:.3g}"
 
 
 def plural(number: int, word: str) -> str:
-    """Write a count with its noun."""
+    """Format a count with its noun."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 
 def amount(number: float | None) -> str:
-    """Write a measured value with a few digits."""
+    """Format a measured value with a few digits."""
     if number is None:
         return UNKNOWN
     if not math.isfinite(number):
@@ -93,12 +92,12 @@ def amount(number: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a share as people do."""
+    """Format a share as a percentage."""
     return f"{share * 100:.0f} %"
 
 
 def size(num_bytes: float | None) -> str:
-    """Write a number of bytes, such as ``310 MiB``, in at most eight cells."""
+    """Format a number of bytes, such as ``310 MiB``, in at most eight characters."""
     if num_bytes is None:
         return UNKNOWN
     value = float(num_bytes)
@@ -110,9 +109,9 @@ def size(num_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a time in the units that one would say it in."""
+    """Format a time in the most readable units."""
     if seconds is None or not 0 <= seconds < math.inf:
-        return UNKNOWN  # clocks are put back at times
+        return UNKNOWN  # clocks are sometimes set back
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:

@@ -4,11 +4,12 @@
 
     runs/mnist ─────────────► events.jsonl      a plain file under one name, or none yet
     may be a link, and its    no link, pipe, device, socket or directory;
-    parents may be links      one that is written has no other name (hard link)
+    parents may be links      a file to write has no other name (hard link)
 
-The user chooses the directory; its files are our own. A link would lead out of the directory, a
-pipe would block whoever opens it, and opening a device may do anything. Files are therefore opened
-relative to the directory's descriptor, without following links, and checked once they are open.
+The user chooses the directory; its files belong to Unisono. A link would lead out of the directory,
+a pipe would block the process that opens it, and opening a device may do anything. Files are
+therefore opened relative to the directory's descriptor, without following links, and checked once
+they are open.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _KINDS = {
 
 
 def open_plain(path: Path, flags: int) -> int:
-    """Open a file as ``os.open`` does, or refuse what is none; its folder may be behind links."""
+    """Open a plain file as ``os.open`` does, or raise; its folder may be behind links."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return open_in(folder, path, flags)
@@ -47,7 +48,7 @@ def open_plain(path: Path, flags: int) -> int:
 
 
 def open_in(folder: int, path: Path, flags: int) -> int:
-    """Do the same in a directory that is open: only the last part of `path` is looked up there."""
+    """Open a plain file in an open directory; only the last part of `path` is used."""
     writes = flags & os.O_ACCMODE != os.O_RDONLY
     with suppress(FileNotFoundError):  # before it is opened, as it may be a device
         _check(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False), writes)
@@ -62,7 +63,7 @@ def open_in(folder: int, path: Path, flags: int) -> int:
 
 
 def check_path(argument: str, given: object) -> None:
-    """Refuse, with a TypeError, what names no file or folder."""
+    """Raise a TypeError if a value cannot be the name of a file or folder."""
     if not isinstance(given, str | os.PathLike):
         seen = repr(given) if isinstance(given, bool | int | bytes | None) else ""
         raise TypeError(
@@ -72,7 +73,7 @@ def check_path(argument: str, given: object) -> None:
 
 
 def path_given(path: str | os.PathLike[str], argument: str = "path") -> Path:
-    """Return a path that somebody has passed, with ``~`` as a home folder, as shells read it."""
+    """Return a path passed by the user, with ``~`` expanded to a home folder, as in shells."""
     check_path(argument, path)
     try:
         return Path(path).expanduser()
@@ -85,15 +86,15 @@ def path_given(path: str | os.PathLike[str], argument: str = "path") -> Path:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Write a file beside its name, and give it that name once it is whole and on the disk.
+    """Write a file under a temporary name, and rename it once it is complete and on the disk.
 
-    A reader finds the old file or a whole new one, even after a crash and where several processes
-    write it at once. If the block raises, the old one stays, and nothing is left beside it. What a
-    killed process has left, the next on its host removes.
+    A reader finds the old file or a complete new one, even after a crash or if several processes
+    write it at once. If the block raises, the old file stays and the new one is removed. Leftovers
+    of a killed process are removed by the next process on its host.
     """
     start = f".{path.name}.{zlib.crc32(host_name().encode()):08x}-"
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
-        with suppress(ValueError):  # it is none of ours
+        with suppress(ValueError):  # it is not one of ours
             thread, _, started = left.name.removeprefix(start).removesuffix(".part").partition("-")
             if str(started_at(int(thread))) != started:
                 left.unlink(missing_ok=True)
@@ -111,7 +112,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Sync the names in a folder to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -120,16 +121,16 @@ def sync_folder(path: Path) -> None:
 
 
 def check_plain(path: Path, *, is_replaced: bool = False) -> None:
-    """Refuse what is no plain file, unopened; what `is_replaced` may have other names."""
+    """Raise if a path is not a plain file, without opening it; `is_replaced` allows other names."""
     try:
         seen = os.lstat(path)
     except (OSError, ValueError):
-        return  # whoever opens it will say so
+        return  # opening it will report it
     _check(path, seen, writes=not is_replaced)
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a link in place of a folder in which a run makes files of its own."""
+    """Raise if a link replaces a folder in which a run creates files."""
     if os.path.islink(path):
         raise NotPlainFileError(
             f"{shown(path, 1000)} must be a directory, but is a symbolic link: move it away, or "

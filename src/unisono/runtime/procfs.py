@@ -1,15 +1,13 @@
-"""What does the kernel say of a process and its control groups? Sources: proc(5), cgroups(7).
+"""What does the kernel report about processes and control groups? Sources: proc(5), cgroups(7).
 
-How does a process reach the memory of another one? Through /proc, where it may.
+How does a process open the memory of another one? Processes of one user, on one host and in one
+container, may open each other's memfds as ``/proc/<pid>/fd/<fd>``: without a name in a file system
+or a socket. A PID or a descriptor may have been reused, so the opener checks what it gets.
 
-Processes of one user, on one host and in one container, may open each other's memfds as
-``/proc/<pid>/fd/<fd>``: no name in a file system, no socket. A number of a process or of a
-descriptor may mean something else by now, so whoever opens one checks what it is.
+Which processes must not outlive the process that started them? The kernel kills them with SIGKILL,
+which also reaches processes that are stopped, compute for ever or have only begun to load::
 
-Which processes must not outlive the one that has started them? The kernel sees to it, with SIGKILL,
-so it also reaches one that has been stopped, that computes for ever or has only begun to load::
-
-    launcher ── starts ──► server           woken when the thread that has started it ends, and ends
+    launcher ── starts ──► server           woken when the thread that started it ends, and ends
     server   ── forks ──► worker            killed when its parent ends
     worker   ── forks ──► loader process    the same
     worker   ── starts ──► any other        adopted by the server, which kills it at the end
@@ -36,36 +34,36 @@ _MAX_BYTES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What is used of it."""
+    """The fields used of a process's ``stat`` file."""
 
     letter: str = ""  # the state, such as `R` for running; empty if it is gone
-    started: int = 0  # when the process began, in ticks since the boot
-    parent: int = 0  # the process that started it
-    tracer_pid: int = 0  # the process that debugs it, if :func:`look_at` has looked for one
+    started: int = 0  # when the process started, in ticks since the boot
+    parent: int = 0  # its parent process
+    tracer_pid: int = 0  # the process that debugs it, if :func:`look_at` checked
 
     @property
     def is_stopped(self) -> bool:
-        """A signal has stopped it, or a debugger."""
+        """Whether a signal or a debugger has stopped it."""
         return self.letter in ("T", "t")
 
     @property
     def waits_for_disk(self) -> bool:
-        """It is in an uninterruptible system call: of a disk or a network file system."""
+        """Whether it is in an uninterruptible system call: of a disk or a network file system."""
         return self.letter == "D"
 
     @property
     def computes(self) -> bool:
-        """It uses a processor, or would if there were a free one."""
+        """Whether it uses a processor, or would if one were free."""
         return self.letter == "R"
 
     @property
     def has_ended(self) -> bool:
-        """It has ended, whether or not its parent has waited for it."""
+        """Whether it has ended, even if its parent has not waited for it."""
         return self.letter in ("Z", "X")
 
 
 def parse_stat(text: str) -> ProcessStat | None:
-    """Read the text of such a file; None for anything else. The name in it may hold anything."""
+    """Parse the text of a ``stat`` file, whose name field may hold anything; None if invalid."""
     fields = text[text.rfind(")") + 1 :].split()
     try:  # the first two fields of proc(5) end at the bracket
         return ProcessStat(fields[0], int(fields[19]), int(fields[1]))
@@ -74,12 +72,12 @@ def parse_stat(text: str) -> ProcessStat | None:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Look at a process; None if there is none."""
+    """Return the state of a process; None if there is no such process."""
     return parse_stat(read_text(Path(f"/proc/{pid}/stat")))
 
 
 def look_at(pid: int) -> ProcessStat:
-    """Look at the first thread of a process, and for who debugs it."""
+    """Return the state of a process's first thread, and its debugger."""
     found = read_stat(pid)
     if found is None or found.has_ended:
         return ProcessStat()
@@ -88,14 +86,14 @@ def look_at(pid: int) -> ProcessStat:
 
 
 class ThreadTimes(NamedTuple):
-    """How long a thread has run, and how long it has waited for a core, in nanoseconds."""
+    """How long a thread has run and has waited for a core, in nanoseconds."""
 
     ran_ns: int
     waited_ns: int
 
 
 def thread_times(folder: Path) -> ThreadTimes | None:
-    """Look at a thread, by its folder; None: gone. 0: the kernel does not count. ``schedstat``."""
+    """Return the times of the thread with this folder; None: gone; 0: not counted."""
     fields = read_text(folder / "schedstat").split()
     if len(fields) != 3 or not all(field.isdecimal() for field in fields):
         return None
@@ -103,7 +101,7 @@ def thread_times(folder: Path) -> ThreadTimes | None:
 
 
 def read_text(path: Path) -> str:
-    """Read the beginning of a file of the kernel; empty if it cannot be read."""
+    """Read the beginning of a kernel file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_MAX_BYTES).decode(errors="replace")
@@ -112,7 +110,7 @@ def read_text(path: Path) -> str:
 
 
 def field(text: str, name: str) -> int | None:
-    """Read a number of lines such as ``VmRSS: 1000 kB``; None: not there."""
+    """Return the number in a line such as ``VmRSS: 1000 kB``; None if it is missing."""
     for line in text.splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdecimal():
@@ -121,10 +119,10 @@ def field(text: str, name: str) -> int | None:
 
 
 def group_folders(controller: str, root: Path) -> Iterator[Path]:
-    """List where a controller's files of this process's control group may be, v1 or v2.
+    """Yield the folders that may have a controller's files for this process's control group.
 
-    Those of the groups above it follow, up to the root: within a container, the path of the group
-    may not be visible.
+    Works for v1 and v2. The folders of its parent groups follow, up to the root: within a
+    container, the group's own path may not be visible.
     """
     groups = parse_groups(read_text(root / "proc/self/cgroup"))
     base, path = root / "sys/fs/cgroup", groups.get("", "/")
@@ -139,14 +137,14 @@ def group_folders(controller: str, root: Path) -> Iterator[Path]:
 
 
 def parse_groups(text: str) -> dict[str, str]:
-    """Read ``/proc/self/cgroup``: the path of the group by controller, ``""`` for v2's."""
+    """Parse ``/proc/self/cgroup``: the group's path by controller, with ``""`` for v2."""
     lines = (line.split(":", 2) for line in text.splitlines() if line.count(":") > 1)
     return {name: path for _, names, path in lines for name in names.split(",")}
 
 
 def children(pid: int, *, recursive: bool = False) -> list[int]:
-    """List the processes that a process has started and that still run, the oldest first."""
-    import psutil  # takes 15 ms, which no launcher waits for
+    """Return the running child processes of a process, the oldest first."""
+    import psutil  # takes 15 ms, which launchers do not spend
 
     with suppress(psutil.NoSuchProcess):
         pids = [child.pid for child in psutil.Process(pid).children(recursive=recursive)]
@@ -155,7 +153,7 @@ def children(pid: int, *, recursive: bool = False) -> list[int]:
 
 
 def ancestors(pid: int) -> list[int]:
-    """List a process's parent, its parent and so on, but for the first process of all."""
+    """Return a process's parent, its parent and so on, without the init process."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):
@@ -164,35 +162,35 @@ def ancestors(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """Name a process's program."""
+    """Return the name of a process's program."""
     return shown(read_text(Path(f"/proc/{pid}/comm")).rstrip("\n")) or "a process"
 
 
 def thread_time_ns(pid: int) -> int:
-    """Return how long a process's first thread has run, in nanoseconds; 0 if nobody knows."""
+    """Return how long a process's first thread has run, in nanoseconds; 0 if unknown."""
     times = thread_times(Path(f"/proc/{pid}"))
     return 0 if times is None else times.ran_ns
 
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# In the environment of what Unisono starts to finish by itself, such as the process of the loggers.
+# In the environment of processes that finish by themselves, such as the process of the loggers.
 OUTLIVES = {"UNISONO_OUTLIVES": "1"}
 _GONE_WITHIN_S, _LOOK_AGAIN_S = 5.0, 0.005
 
 
 def die_with(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
-    """Have the kernel signal this process when its parent ends; False if that has ended. prctl(2).
+    """Request a signal to this process when its parent ends; False if it has ended. prctl(2).
 
-    Its parent is the thread that forked, which in a launcher may end before the process does. A
-    process that is stopped before it has asked leaves when continued.
+    The parent is the thread that forked, which in a launcher may end before the process does. A
+    process that was stopped before the request exits when it is continued.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent_pid
 
 
 def adopt_orphans() -> None:
-    """Have this process become the parent of what its descendants leave behind. prctl(2)."""
+    """Make this process the parent of orphaned descendants. prctl(2)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -203,7 +201,7 @@ def thread_has_ended(pid: int, thread: int) -> bool:
 
 
 def below(pid: int) -> Iterator[int]:
-    """List what a process has started, what that has, and so on; psutil would read all of /proc."""
+    """Yield a process's descendants, children before parents; psutil would read all of /proc."""
     for thread in _listed(f"/proc/{pid}/task"):
         for word in read_text(Path(f"/proc/{pid}/task/{thread}/children")).split():
             yield from below(int(word))
@@ -211,7 +209,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """Read the variables that a process was started with; empty where that is not allowed."""
+    """Return the environment that a process was started with; empty if it may not be read."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         return dict(line.split("=", 1) for line in lines if "=" in line)
@@ -219,16 +217,16 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def kill_below(pid: int, *, started_by: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Kill what is :func:`below` a process, and return once it is gone.
+    """Kill the processes :func:`below` a process, and return once they are gone.
 
-    Only what has the variables `started_by`, and nothing that is to outlive the run.
+    Spares processes without the variables `started_by`, and those that should outlive the run.
     """
     until_s = time.monotonic() + _GONE_WITHIN_S
     while found := [one for one in below(pid) if _is_to_go(one, started_by)]:
         for one in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(one, signal.SIGKILL)
-        if time.monotonic() > until_s:  # one that waits for a disk, or belongs to somebody else
+        if time.monotonic() > until_s:  # one that waits for a disk, or belongs to another user
             return
         time.sleep(_LOOK_AGAIN_S)
 
@@ -253,7 +251,7 @@ T = TypeVar("T")
 
 
 class NotThereError(Exception):
-    """What was looked for in another process is not there, or not any more."""
+    """What was looked for in another process does not exist, or no longer exists."""
 
 
 def wait_for(
@@ -262,10 +260,10 @@ def wait_for(
     late: Callable[[NotThereError], Exception],
     told: tuple[str, str] | None = None,
 ) -> T:
-    """Look for something again and again, as long as `look` raises a NotThereError.
+    """Call `look` until it no longer raises a NotThereError.
 
-    It is given the seconds since the first look. `late` makes the error of the last one; `told`
-    says who waits and for what, once, when it takes long.
+    `look` gets the seconds since the first call. `late` makes the error after the timeout. `told`
+    describes the waiting process and its goal, for one notice if the wait is long.
     """
     begun_s = time.monotonic()
     while True:
@@ -278,18 +276,18 @@ def wait_for(
         if told is not None and waited_s >= NOTICE.in_s():
             say(f"{told[0]} has waited {waited_s:.0f} s {told[1]}.")
             told = None
-        # So that looking takes a tenth of the time at most, where it takes long.
+        # Slow calls of `look` take at most a tenth of the time.
         looked_s = time.monotonic() - begun_s - waited_s
         time.sleep(min(max(_PAUSE_S, 9 * looked_s), _PAUSE_AT_MOST_S))
 
 
 def host_name() -> str:
-    """Name what two processes have in common when one can find the other in /proc."""
+    """Return a name that two processes share if one can find the other in /proc."""
     return _namespace("pid")
 
 
 def network_name() -> str:
-    """Name what two processes have in common when they reach each other over the loopback."""
+    """Return a name that two processes share if they reach each other over the loopback."""
     return _namespace("net")
 
 
@@ -299,13 +297,13 @@ def _namespace(kind: str) -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when a process began, in ticks, which names it for ever; None when it has ended."""
+    """Return when a process started, in ticks; with its PID unique. None once it has ended."""
     stat = read_stat(pid)
     return None if stat is None or stat.has_ended else stat.started
 
 
 def create_memory(name: str, num_bytes: int) -> int:
-    """Make a memfd, all zero and sparse; the descriptor is the caller's."""
+    """Create a memfd, all zero and sparse; the caller owns the descriptor."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, num_bytes)
@@ -316,10 +314,10 @@ def create_memory(name: str, num_bytes: int) -> int:
 
 
 def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> int:
-    """Open the memfd of a process, of this size if it is known, or raise a NotThereError."""
+    """Open the memfd of a process, checking its size if given, or raise a NotThereError."""
     path = f"/proc/{pid}/fd/{fd}"
     try:
-        # Before opening: what an unrelated process has there may be a device or a pipe.
+        # Check before opening: an unrelated process may have a device or a pipe there.
         if not os.readlink(path).startswith(f"/memfd:{name}"):
             raise NotThereError(f"{path} is not the memory that was told of")
         mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -332,7 +330,7 @@ def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> i
 
 
 def memories_of(pid: int, name: str) -> Iterator[tuple[int, str, os.stat_result]]:
-    """List the open memfds of a process whose names begin so: number, whole name, facts."""
+    """Yield a process's open memfds whose names start with `name`: descriptor, whole name, stat."""
     try:
         numbers = [int(number) for number in os.listdir(f"/proc/{pid}/fd")]
     except OSError:

@@ -1,6 +1,6 @@
-"""How long may a wait for others last? One table; docs/failures.md shows it.
+"""How long may a wait for others last? In one table, which docs/failures.md shows.
 
-Each has an environment variable, in seconds. An argument or an option of the program comes first.
+Each timeout has an environment variable, in seconds. Arguments and options take precedence.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """A limit to a wait."""
+    """The limit of a wait."""
 
     variable: str  # the environment variable that sets it
-    default_s: float  # what holds otherwise, in seconds
+    default_s: float  # the default, in seconds
 
     def in_s(self) -> float:
-        """Read it, in seconds."""
+        """Return the limit, in seconds."""
         text = os.environ.get(self.variable, "")
         if not text:
             return self.default_s
@@ -33,7 +33,7 @@ class Timeout:
 
 
 def check_seconds(name: str, value: Any, timeout: Timeout) -> None:
-    """Refuse an argument that is no number of seconds above 0."""
+    """Raise if an argument is not a number of seconds above 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
         raise ValueError(
@@ -42,19 +42,19 @@ def check_seconds(name: str, value: Any, timeout: Timeout) -> None:
         )
 
 
-# One line says who waits for whom; nothing ends.
+# A notice says who waits for whom; nothing ends.
 NOTICE = Timeout("UNISONO_NOTICE_AFTER", 10.0)
-# Workers that another launcher has started give up on one that has not come.
+# Workers that another launcher has started give up on a worker that has not joined.
 RENDEZVOUS = Timeout("UNISONO_RENDEZVOUS_TIMEOUT", 300.0)
-# Workers of a step give up on one that is still there.
+# Workers in a step give up on a worker that is still alive.
 MEETING = Timeout("UNISONO_MEETING_TIMEOUT", 1800.0)
-# Ranks give up on one in `unisono.distributed.init`, and in collectives of its group.
+# Ranks give up on a rank in `unisono.distributed.init`, and in collectives of its group.
 GROUP = Timeout("UNISONO_GROUP_TIMEOUT", 1800.0)
-# Our launcher ends a worker that stands still while others wait for it.
+# Our launcher ends a worker that makes no progress while others wait for it.
 STALL = Timeout("UNISONO_STALL_TIMEOUT", 60.0)
-# The end of a run stops waiting for loggers (TensorBoard, W&B, …) to send the rest.
+# The end of a run stops waiting for loggers (TensorBoard, W&B, …) to send their data.
 LOGGER = Timeout("UNISONO_LOGGER_TIMEOUT", 30.0)
-# A run whose `directory` is a URL gives up on that when it begins, and no longer waits for copies
+# A run whose `directory` is a URL gives up on the URL when it begins, and stops waiting for copies
 # when it has ended.
 REMOTE = Timeout("UNISONO_REMOTE_TIMEOUT", 300.0)
 TIMEOUTS = (NOTICE, RENDEZVOUS, MEETING, GROUP, STALL, LOGGER, REMOTE)

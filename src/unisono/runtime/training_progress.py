@@ -1,4 +1,4 @@
-"""Where in the run is what is computed now? For programs that change in its course."""
+"""Where in the run is the current computation? For programs that change during training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ At = tuple[int, int, int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """See :func:`progress`."""
+    """The position that :func:`progress` returns."""
 
     step: int
     epoch: int
@@ -24,14 +24,14 @@ class TrainingProgress:
 
 @final
 class Now:
-    """Where this process is; its threads see the same."""
+    """The current position of this process; shared by its threads."""
 
     def __init__(self) -> None:
         self.at: At = (0, 0, 0, None)
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Be where we were after a block."""
+        """Restore the position after the block."""
         before = self.at
         try:
             yield
@@ -41,28 +41,28 @@ class Now:
 
 @functools.cache
 def now() -> Now:
-    """Return where this process is."""
+    """Return the position of this process."""
     return Now()
 
 
 def progress() -> TrainingProgress:
-    """Return where the run is: for a loss, a model, a data set, a collate function, a callback.
+    """Return where the run is: for a loss, a model, a dataset, a collate function, a callback.
 
-    For what changes in the course of training: an annealed weight, a curriculum, a schedule of
-    augmentations. A counter of the program's own would depend on how many workers there are; this
-    is the same on any number of them, in loader processes, and when a run is resumed.
+    Use it for anything that changes during training: an annealed weight, a curriculum, a schedule
+    of augmentations. A counter in the program would depend on the number of workers; this position
+    is the same for any number of workers, in loader processes, and when a run is resumed.
 
     Returns:
         An object with these attributes, all counted from 0:
 
-        * ``step``: over the whole run. In ``evaluate`` and ``predict``, how many are done.
-        * ``epoch``: likewise.
-        * ``batch``: which global batch of the epoch, or of the evaluation.
-        * ``shard``: which part of it; None where none is computed, as in callbacks and streams.
+        * ``step``: of the whole run. In ``evaluate`` and ``predict``, the number of steps done.
+        * ``epoch``: of the whole run, in the same way.
+        * ``batch``: the global batch within the epoch, or within the evaluation.
+        * ``shard``: the part of the batch; None outside of shards, as in callbacks and streams.
 
-        Where samples are read, those that they are read for, also if that is ahead of the step
-        under way. A stream is told its epoch alone: the step and batch are those with which that
-        begins. Between two steps: the last one. Where no run is under way, all are 0, so that a
-        data set can be indexed by hand.
+        Code that reads samples gets the position that the samples are for, even if it is ahead of
+        the current step. A stream only gets its epoch, with the step and batch at which the epoch
+        begins. Between two steps, the position is that of the last one. Outside of a run, all are
+        0, so that you can index a dataset by hand.
     """
     return TrainingProgress(*now().at)

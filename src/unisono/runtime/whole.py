@@ -1,4 +1,4 @@
-"""Whole numbers and flags from callers, of any type that means them."""
+"""Whole numbers and flags from callers, of any type that represents them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check_whole(name: str, value: Any, *, at_least: int, below: int | None = None) -> int:
-    """Refuse anything but a whole number of the right size, and give it as an int."""
+    """Return an argument as an int; raise unless it is a whole number in range."""
     example = f"pass `{name}={max(at_least, 1)}`, say"
     try:
         if isinstance(value, bool):
@@ -23,7 +23,7 @@ def check_whole(name: str, value: Any, *, at_least: int, below: int | None = Non
 
 
 def check_flag(name: str, value: Any, *, none: str = "") -> None:
-    """Refuse anything but True or False; None only where it means what `none` says."""
+    """Raise unless an argument is True or False; None is allowed if `none` says what it means."""
     if value is None and none:
         return
     is_of_numpy = type(value).__module__ == "numpy"  # which the launcher does not load

@@ -1,7 +1,7 @@
-"""Who am I among how many? A frozen value, built by hand or found in the environment.
+"""Which rank of how many is this process? A frozen value, built by hand or from the environment.
 
-The words are torch's: ``rank`` counts all workers, ``local_rank`` those of this host. Whoever
-starts the processes says who they are, each in its own words; the first row that is there counts:
+The names are torch's: ``rank`` counts all workers, ``local_rank`` those of this host. Each launcher
+sets different variables; the first row that is set counts:
 
 =========================  ======================================================================
 started by                 variables
@@ -14,13 +14,13 @@ Slurm                      SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID,
 nobody                     none of these
 =========================  ======================================================================
 
-*Slurm counts only inside of a job step.* ``srun`` makes one, and says so with SLURM_STEP_ID. A
-script that ``sbatch`` runs, or one started in the shell of ``salloc``, has SLURM_PROCID 0, but is a
-single process: it is alone.
+*Slurm counts only inside of a job step.* ``srun`` starts one and sets SLURM_STEP_ID. A script that
+``sbatch`` runs, or one started in the shell of ``salloc``, has SLURM_PROCID 0, but is a single
+process: it is alone.
 
-*Half of what is needed, or two that disagree, is refused in words*: to guess would be to train
-alone where others wait. One of RANK and WORLD_SIZE is enough where Slurm or Open MPI say the same;
-scripts that set WORLD_SIZE for all tasks are common.
+*Incomplete or contradictory variables raise an error*: a wrong guess would train alone while others
+wait. One of RANK and WORLD_SIZE is enough if Slurm or Open MPI agrees with it; scripts that set
+WORLD_SIZE for all tasks are common.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from typing import Any, TypeVar
 
 DEFAULT_DEVICES_AT_MOST = 8
 WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
-# How many workers each of several hosts has, where a launcher of ours is on each.
+# How many workers each of several hosts has, if each has a launcher of ours.
 HOSTS_VARIABLE = "UNISONO_HOSTS"
 THREADS_VARIABLE = "UNISONO_THREADS"
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
-_FIXED_WORKSPACES = ":4096:8"  # eight of 4 MiB: 32 MiB of a GPU's memory for each process
+_FIXED_WORKSPACES = ":4096:8"  # eight of 4 MiB: 32 MiB of GPU memory per process
 
 NOBODY = "nobody"
 UNISONO = "unisono"
@@ -46,14 +46,14 @@ OPEN_MPI = "Open MPI"
 SLURM = "Slurm"
 SOMEBODY = "somebody"
 
-# Steps that are no `srun`: the batch script's, the interactive shell's, the one of outside
+# Steps that are not from `srun`: of the batch script, the interactive shell, and external
 # processes.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The place of one worker among all of them.
+    """The position of one worker among all workers.
 
     Attributes:
         rank: 0 … world_size − 1.
@@ -61,7 +61,7 @@ class World:
         local_rank: 0 … local_world_size − 1 on this host.
         local_world_size: the number of workers on this host.
         started_by: ``"unisono"``, ``"torchrun"``, ``"Open MPI"``, ``"Slurm"``, ``"somebody"`` who
-            set RANK and WORLD_SIZE, or ``"nobody"``; for messages, equal places may differ in it.
+            set RANK and WORLD_SIZE, or ``"nobody"``; for messages, and ignored in comparisons.
     """
 
     rank: int = 0
@@ -89,13 +89,13 @@ class World:
 
 
 def world(environ: Mapping[str, str] | None = None) -> World:
-    """Find this worker's place in the environment; alone, it is rank 0 of 1.
+    """Return this worker's position from the environment; a single process is rank 0 of 1.
 
-    Under `unisono run`, ``torchrun``, Slurm's ``srun`` and Open MPI's ``mpirun``; the table at the
-    top of ``unisono/world.py`` says by which variables. Touches nothing else.
+    Works under `unisono run`, ``torchrun``, Slurm's ``srun`` and Open MPI's ``mpirun``; the table
+    at the top of ``unisono/runtime/world.py`` lists the variables. Has no side effects.
 
     Args:
-        environ: the variables to read; the process's own by default.
+        environ: the variables to read; by default those of the process.
 
     Raises:
         ValueError: a variable is missing, is not a number, or does not fit the others.
@@ -125,7 +125,7 @@ def world(environ: Mapping[str, str] | None = None) -> World:
 
 
 def _stated(environ: Mapping[str, str]) -> World:
-    """Believe RANK and WORLD_SIZE; ranks that two processes have are refused where they meet."""
+    """Return the position in RANK and WORLD_SIZE; the rendezvous rejects duplicate ranks."""
     if "UNISONO_LINK" in environ:
         started_by = UNISONO
     else:
@@ -135,7 +135,7 @@ def _stated(environ: Mapping[str, str]) -> World:
 
 
 def _agreeing(name: str, value: int, outer: World | None) -> World:
-    """Take one of RANK and WORLD_SIZE for what it is worth: the launcher has to say the same."""
+    """Return the launcher's position if RANK or WORLD_SIZE agrees with it; otherwise raise."""
     other = "WORLD_SIZE" if name == "RANK" else "RANK"
     if outer is None:
         raise ValueError(
@@ -152,7 +152,7 @@ def _agreeing(name: str, value: int, outer: World | None) -> World:
 
 
 def cluster_task(environ: Mapping[str, str]) -> World | None:
-    """Find this process among those that ``mpirun`` or ``srun`` has started; None: it is none."""
+    """Return this process's position under ``mpirun`` or ``srun``; None without them."""
     return _open_mpi(environ) or _slurm(environ)
 
 
@@ -175,7 +175,7 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
-    """Return whether this is a task of ``srun``, not a batch script or a shell in an allocation."""
+    """Return whether this is a task of ``srun``, not a batch script or an allocation's shell."""
     if "SLURM_PROCID" not in environ:
         return False
     step = environ.get("SLURM_STEP_ID")
@@ -190,7 +190,7 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int | None:
-    """Count the tasks of this host; None where nothing says it. ``"2(x3),1"`` is 2, 2, 2, 1."""
+    """Return the number of tasks on this host; None if unknown. ``"2(x3),1"`` is 2, 2, 2, 1."""
     form = environ.get("SLURM_STEP_TASKS_PER_NODE")
     if form is None:
         return None
@@ -218,7 +218,7 @@ def _placed(
     local_world_size: int | None,
     started_by: str,
 ) -> World:
-    """Fill in what a single host leaves open; refuse what several would need."""
+    """Complete a position on a single host; raise if several hosts need more variables."""
     rank, world_size = _number(environ, names[0]), _number(environ, names[1])
     local_rank = _optional(environ, names[2])
     on_one_host = local_world_size in (None, world_size) and local_rank in (None, rank)
@@ -238,33 +238,33 @@ def _placed(
 
 
 def num_devices() -> int:
-    """Count the workers that start where there are no GPUs: one for each usable core, at most 8."""
+    """Return the default number of workers without GPUs: one per usable core, at most 8."""
     return min(len(os.sched_getaffinity(0)), DEFAULT_DEVICES_AT_MOST)
 
 
 def threads_per_worker() -> int:
-    """Read how many threads each worker computes with: ``UNISONO_THREADS``, else 1.
+    """Return the number of threads per worker: ``UNISONO_THREADS``, else 1.
 
-    The number changes the bits of a result, so it is never derived from the number of workers.
+    It affects the bits of a result, so it is never derived from the number of workers.
     """
     return _number_of_at_least_1(os.environ, THREADS_VARIABLE)
 
 
 def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:
-    """Read how many workers share each GPU: ``UNISONO_WORKERS_PER_GPU``, else 1.
+    """Return how many workers share each GPU: ``UNISONO_WORKERS_PER_GPU``, else 1.
 
-    Our launcher sets it. Worker `local_rank` takes the GPU ``local_rank // workers_per_gpu`` of
-    those that it sees.
+    Our launcher sets the variable. Worker `local_rank` uses the visible GPU ``local_rank //
+    workers_per_gpu``.
     """
     environ = os.environ if environ is None else environ
     return _number_of_at_least_1(environ, WORKERS_PER_GPU_VARIABLE)
 
 
 def fix_workspaces(environ: MutableMapping[str, str]) -> None:
-    """Have cuBLAS use workspaces of a fixed size, unless the user has said something else.
+    """Set a fixed size of cuBLAS workspaces, unless the user has set one.
 
-    Only then it gives the same bits each time. It reads the variable at the first matrix product of
-    a process. Source: cuBLAS documentation, "Results reproducibility".
+    Otherwise cuBLAS may return different bits each time. It reads the variable at the first matrix
+    product of a process. Source: cuBLAS documentation, "Results reproducibility".
     """
     environ.setdefault(WORKSPACE_VARIABLE, _FIXED_WORKSPACES)
 
@@ -298,9 +298,9 @@ _kept: dict[tuple[Hashable, ...], Any] = {}
 
 
 def per_process(make: Callable[..., T], *arguments: Hashable) -> T:
-    """Return this process's one `make(*arguments)`, of which threads that ask at once get the same.
+    """Return this process's only `make(*arguments)`; concurrent threads get the same object.
 
-    A fork begins with nothing of its own: it must not use what belongs to its parent.
+    A fork starts without any: it must not use objects of its parent.
     """
     key = os.getpid(), make, *arguments
     kept: T | None = _kept.get(key)

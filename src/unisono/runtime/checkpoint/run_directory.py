@@ -106,7 +106,7 @@ class RunDirectory:
         return {step: _end_in(path) for step, path in self._found()}
 
     def mark_end(self, step: int, end: str) -> None:
-        """Mark a checkpoint as a loop's end; `end` is :data:`ENDED` or :data:`LEFT`, and the loop."""
+        """Mark a checkpoint as a loop's end; `end`: :data:`ENDED` or :data:`LEFT`, and the loop."""
         with written_whole(self.path_of(step) / END_MARK) as file:
             file.write(end.encode())
 

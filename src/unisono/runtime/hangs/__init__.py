@@ -1,1 +1,1 @@
-"""Who is where, and who waits for whom? Looks at processes from outside and says it in words."""
+"""Where is each rank, and who waits for whom? Inspects and describes processes from outside."""

@@ -1,8 +1,8 @@
-"""Which collective has a rank called last, with tensors of which shape? It notes that itself.
+"""Which collective has a rank called last, with which tensor shapes? Each rank records it.
 
-A stack shows the name of a call and its line, but no tensor. So before each collective that Python
-code makes, on any backend, a worker writes a line of text into its control block: two microseconds,
-no exchange with anybody. Those that C++ makes (the sums of DDP) are not noted.
+A stack shows the name and line of a call, but no tensors. So before each collective that Python
+code calls, on any backend, a worker writes a line of text to its control block: this takes two
+microseconds and no communication. Collectives called from C++ (the sums of DDP) are not recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PEER = {"send": "to", "recv": "from"}
 
 
 def note_collectives(control: ControlBlock, rank: int) -> None:
-    """Have each collective of this process noted from now on."""
+    """Record each collective of this process from now on."""
     from torch.distributed import ProcessGroup, get_process_group_ranks
 
     pid = os.getpid()
@@ -43,7 +43,7 @@ def note_collectives(control: ControlBlock, rank: int) -> None:
         return known[group.group_name]
 
     def note(name: str, group: Any, args: Sequence[Any]) -> None:
-        if os.getpid() != pid:  # a fork is no rank
+        if os.getpid() != pid:  # a fork is not a rank
             return
         words = in_words(name, args)
         if group.size() != control.world_size and " rank " not in words:
@@ -61,7 +61,7 @@ def _noting(
 ) -> Callable[..., Any]:
     @functools.wraps(call)
     def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
-        # A note is no reason for a collective to fail, and torch says what is wrong with its own.
+        # A failed record must not fail the collective, and torch reports wrong arguments itself.
         with contextlib.suppress(Exception):
             note(name, group, (*args, *kwargs.values()))
         return call(group, *args, **kwargs)
@@ -84,7 +84,7 @@ def in_words(name: str, args: Sequence[Any]) -> str:
 
 
 def _tensors(given: Any) -> Iterator[Any]:
-    """List the tensors in an argument, which may be one, a list, or a list of lists."""
+    """Yield the tensors in an argument, which may be one, a list, or a list of lists."""
     if hasattr(given, "dtype"):
         yield given
     elif isinstance(given, list | tuple):

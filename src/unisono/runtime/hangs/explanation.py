@@ -6,8 +6,8 @@ Step 57 has been waiting for 4 s. Rank 2 has not arrived at the sum of gradients
     load_image  train.py:88
     …
 
-A wait is long from max(3 s, 10 × the median) on, of steps or else of earlier waits. While it lasts,
-each message comes when the wait has become twice as long.
+A wait is too long after max(3 s, 10 × the median of steps, or else of earlier waits). Each further
+message comes when the wait has become twice as long.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _SAME_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What is known of a wait."""
+    """What is known about a wait."""
 
-    waited_s: float | None = None  # for how long, in seconds; None where nobody has watched
-    # the median time of a step, in seconds; None where it is not known
+    waited_s: float | None = None  # how long it has lasted, in seconds; None if it was not watched
+    # the median time of a step, in seconds; None if unknown
     usual_s: float | None = None
-    folder: str = ""  # paths below it are written from there
+    folder: str = ""  # paths below it are shown relative to it
     missing: tuple[int, ...] = ()  # ranks that have ended
 
 
 def explain(looks: Sequence[RankLook], hang: Hang) -> str:
-    """Describe who holds up whom, and where; empty if nobody waits and no step is under way."""
+    """Describe which rank delays which, and where; empty if no rank waits and no step runs."""
     here = {look.rank: whereabouts(look) for look in looks}
     waiting = [place for place in here.values() if place.name]
     late = [look for look in looks if not here[look.rank].name]
@@ -67,7 +67,7 @@ def explain(looks: Sequence[RankLook], hang: Hang) -> str:
 def _awaited(
     late: list[RankLook], looks: Sequence[RankLook], waiting: Sequence[Whereabouts]
 ) -> list[RankLook]:
-    """Leave out those for whom nobody waits: not in the membership, nor in a call's group."""
+    """Drop ranks that no rank waits for: not in the membership, nor in a call's group."""
     if any(look.meeting for look in looks):
         return [look for look in late if look.is_behind] or late
     if waiting and all(place.peers for place in waiting):
@@ -77,7 +77,7 @@ def _awaited(
 
 
 def describe(looks: Sequence[RankLook], hang: Hang) -> str:
-    """Describe where each rank is, whether or not anything is amiss."""
+    """Describe where each rank is, even if nothing is wrong."""
     lines = []
     for look in looks:
         place = whereabouts(look)
@@ -114,7 +114,7 @@ def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Ha
 def _late(
     late: Sequence[RankLook], waiting: Sequence[Whereabouts], missing: Sequence[int]
 ) -> Iterator[str]:
-    """Say who has not come where, and where it is instead."""
+    """Yield sentences about the ranks that have not arrived, and where they are instead."""
     names = dict.fromkeys(place.name for place in waiting)
     goals = [name if name.startswith("the ") else f"`{name}`" for name in names]
     goal = f"arrived at {' or '.join(goals)}" if waiting else "finished it"
@@ -132,7 +132,7 @@ def _late(
 
 
 def _sites(waiting: Sequence[Whereabouts]) -> str:
-    """Describe where those are who wait, if a program's own lines say more than a meeting does."""
+    """Describe where the waiting ranks are, if their own lines say more than a barrier's name."""
     if any(place.is_meeting for place in waiting):
         return ""
     sites = list(dict.fromkeys(place.site.words for place in waiting if place.site))
@@ -140,7 +140,7 @@ def _sites(waiting: Sequence[Whereabouts]) -> str:
 
 
 def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: Hang) -> str:
-    """Describe where each waits, if all wait for each other."""
+    """Describe where each rank waits if all wait for each other."""
     groups: dict[str, list[int]] = {}
     for place in waiting:
         groups.setdefault(place.sight, []).append(place.rank)
@@ -161,7 +161,7 @@ def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: H
 
 
 def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -> Iterator[str]:
-    """Write the stacks of some ranks, and what their loader processes do."""
+    """Yield the stacks of some ranks, and what their loader processes do."""
     for look in looks[:_STACKS_AT_MOST]:
         indent = "    " if is_titled else "  "
         if is_titled and look.process.stack:

@@ -1,16 +1,16 @@
-"""Python stacks of other processes: reads them with py-spy and shows the user's part of them.
+"""Python stacks of other processes: read with py-spy, reduced to the user's frames.
 
 A stack is a tuple of frames, the innermost first. ::
 
     load_image   train.py:88          your code: shown
     __getitem__  train.py:70          your code: shown
-    _read_one    unisono/data/…       Unisono's, torch's, other libraries': folded into one line
+    _read_one    unisono/data/…       Unisono, torch, other libraries: folded into one line
     main         train.py:120         your code: shown
 
-py-spy reads the memory of a process and needs nothing from it: the process may compute in C, be
-stopped, or wait for a disk. Each look ends within two seconds, and a failure becomes part of the
-explanation, never an error. Where Yama restricts who may read (``ptrace_scope`` is 1, as on
-Ubuntu), each worker names its launcher with prctl(2); nobody else gains access.
+py-spy reads the memory of a process without its help: the process may compute in C, be stopped, or
+wait for a disk. Each inspection ends within two seconds, and a failure becomes part of the
+explanation, never an error. Where Yama restricts reading (``ptrace_scope`` is 1, as on Ubuntu),
+each worker permits its launcher with prctl(2); no other process gains access.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBERS = re.compile(r"-?\d+|\[-?\d+(, -?\d+)*(, \.\.\.)?\]|\[(-?\d+, )+\.\.\."
 
 
 class Owner(enum.Enum):
-    """Whose code a frame is; the value is the word for it."""
+    """The owner of a frame's code; the value is used in messages."""
 
     USER = "yours"
     UNISONO = "Unisono"
@@ -58,15 +58,15 @@ class Owner(enum.Enum):
 class Frame:
     """One call that has not returned."""
 
-    function: str  # its name, with that of its class where that is known
+    function: str  # its name, including that of its class if known
     file: str  # the path of its source, as Python knows it
-    line: int  # the line that it is at
-    # those of its arguments that the sampler could write out, by name and in order
+    line: int  # its current line
+    # those of its arguments that py-spy could print, by name and in order
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def owner(self) -> Owner:
-        """Whose code it is."""
+        """The owner of the frame's code."""
         if self.file.startswith(_PACKAGE):
             return Owner.UNISONO
         if library := _LIBRARY.search(self.file):
@@ -77,7 +77,7 @@ class Frame:
         return Owner.USER
 
     def is_in(self, *ends: str) -> bool:
-        """Return whether its file's path ends in one of these."""
+        """Return whether the path of its file ends with one of these."""
         return self.file.endswith(ends)
 
     @property
@@ -87,7 +87,7 @@ class Frame:
 
     @property
     def words(self) -> str:
-        """Write it as ``` `load_image`, train.py:88 ```."""
+        """The frame as ``` `load_image`, train.py:88 ```."""
         function = "the script" if self.function == "<module>" else f"`{shown(self.name)}`"
         return f"{function}, {shown(os.path.basename(self.file))}:{self.line}"
 
@@ -96,7 +96,7 @@ Stack = tuple[Frame, ...]
 
 
 def _within_program(stack: Stack) -> Stack:
-    """Leave out the frames that started the program, as far as one has been."""
+    """Remove the frames that started the program, if it has been started."""
     names = [frame.name for frame in stack]
     if AT_THE_END in names:
         return stack[: names.index(AT_THE_END) + 1]
@@ -107,7 +107,7 @@ def _within_program(stack: Stack) -> Stack:
 
 
 def own_place(stack: Stack) -> Frame | None:
-    """Find the innermost frame of the user's, or else the innermost that tells most; or None."""
+    """Return the user's innermost frame, or else the most informative one; None without frames."""
     for owners in ((Owner.USER,), (Owner.LIBRARY,), tuple(Owner)):
         for frame in stack:
             if frame.owner in owners:
@@ -116,7 +116,7 @@ def own_place(stack: Stack) -> Frame | None:
 
 
 def sample_in(stack: Stack) -> str:
-    """Name the sample that a dataset is being asked for, such as ``10432``; empty if none is."""
+    """Return the index of the sample being loaded, such as ``10432``; empty if there is none."""
     for frame in stack:
         if frame.name in _ITEM_METHODS and frame.owner is not Owner.TORCH:
             for name, text in frame.arguments.items():
@@ -126,7 +126,7 @@ def sample_in(stack: Stack) -> str:
 
 
 def folded(stack: Stack, folder: str) -> Iterator[str]:
-    """Write the user's frames, with paths from `folder`, and how many others are between them."""
+    """Yield the user's frames, with paths from `folder`, and the number of others in between."""
     if stack and all(frame.owner is not Owner.USER for frame in stack):
         yield from (_line(frame, folder) for frame in stack[:6])
         stack = stack[6:]
@@ -147,19 +147,19 @@ def _line(frame: Frame, folder: str) -> str:
 
 
 TIMEOUT_S = 1.5
-_TRIES = 3  # a stack that changes while it is read may make no sense
+_TRIES = 3  # a stack that changes while it is read may be invalid
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A look at one process."""
+    """The result of inspecting one process."""
 
     stack: Stack = ()  # of its first thread, the innermost frame first
-    trouble: str = ""  # why there is none; else empty
+    trouble: str = ""  # why there is no stack; empty if there is one
 
 
 def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sample]:
-    """Read the stacks of some processes, all at the same time."""
+    """Return the stacks of some processes, read at the same time."""
     until_s = time.monotonic() + timeout_s
     found = {pid: Sample(trouble="nobody has looked") for pid in pids}
     for _ in range(_TRIES):
@@ -181,7 +181,7 @@ def _sample_once(pids: Collection[int], until_s: float) -> dict[int, Sample]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # Ctrl-C must not reach it
             )
         except OSError as error:
             found[pid] = Sample(trouble=f"py-spy cannot be started ({error.strerror})")
@@ -207,9 +207,9 @@ def _outcome(process: subprocess.Popen[bytes], pid: int, until_s: float) -> Samp
 
 
 def read_dump(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
-    """Read the stack of a process's first thread from what py-spy has written as JSON."""
+    """Return the stack of a process's first thread from py-spy's JSON."""
     for thread in dump:
-        # A fork that Python has not seen keeps the numbers of the process before.
+        # In a fork that Python has not noticed, thread IDs are those of the parent.
         if thread["os_thread_id"] == pid or len(dump) == 1:
             return _within_program(tuple(map(_read_frame, thread["frames"])))
     raise ValueError(f"no stack of thread {pid}")
@@ -222,7 +222,7 @@ def _read_frame(given: Mapping[str, Any]) -> Frame:
 
 
 def _reason(said: str) -> str:
-    """Take the reason from what py-spy says, which is followed by a trace of its own stack."""
+    """Return the reason from py-spy's output, which continues with a trace of its own stack."""
     if "ermission denied" in said or "not permitted" in said:
         return "the kernel does not let you read that process's memory: ask as root"
     first = said.strip().partition("\n")[0].removeprefix("Error: ")
@@ -233,7 +233,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 def let_launcher_look(server_pid: int) -> None:
-    """Let the launcher, `server_pid`'s parent, look into this process and its forks."""
+    """Permit the launcher, `server_pid`'s parent, to read this process and its forks."""
     if (server := read_stat(server_pid)) is not None:
         allow = partial(ctypes.CDLL(None).prctl, _PR_SET_PTRACER, server.parent, 0, 0, 0)
         allow()

@@ -1,10 +1,10 @@
-"""`unisono where`: find the ranks of a job by one of its processes, look at each, say where it is.
+"""`unisono where`: find the ranks of a job from one of its processes, and describe where each is.
 
-    a process ──► its control block, or that of one above or below it ──► ranks and processes
-            └──► none: what RANK says in the environment of those below it (torchrun, srun)
-                     └──► nothing either: that process alone
+    a process ──► its control block, or that of an ancestor or descendant ──► ranks and processes
+            └──► none: RANK in the environment of its descendants (torchrun, srun)
+                     └──► not set either: only that process
 
-The launcher has no part in it: it may be stopped, or be another one's.
+It does not need the launcher, which may be stopped, or be another launcher than ours.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class FoundJob:
     """The processes of a job."""
 
     pids: dict[int, int]  # by rank
-    # what ranks have left on their control block, if there is one
+    # what ranks have written to their control block, if there is one
     notes: dict[int, RankNotes] = field(default_factory=dict)
-    ended: tuple[int, ...] = ()  # ranks that have no process any more
+    ended: tuple[int, ...] = ()  # ranks that no longer have a process
 
 
 def where(pid: int, folder: str = "") -> str:
@@ -53,7 +53,7 @@ def where(pid: int, folder: str = "") -> str:
 
 
 def find_job(pid: int) -> FoundJob:
-    """Find the ranks of the job that a process belongs to."""
+    """Return the ranks of the job that a process belongs to."""
     below = [pid, *procfs.children(pid, recursive=True)]
     for control in _controls([pid, *procfs.ancestors(pid), *below]):
         with_pids = _of_control(control)
@@ -73,7 +73,7 @@ def find_job(pid: int) -> FoundJob:
 
 
 def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:
-    """Map the control blocks that processes have open, each once."""
+    """Yield the control blocks that processes have open, each once."""
     seen = set()
     for pid in pids:
         for number, _, found in procfs.memories_of(pid, MEMORY_NAME):
@@ -89,7 +89,7 @@ def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:
 
 
 def _world_size(num_bytes: int) -> int:
-    """Return for how many ranks a control block of this size is; 0 if it is another version's."""
+    """Return the number of ranks for a control block's size; 0 if another version wrote it."""
     one, two = control_block_bytes(1), control_block_bytes(2)
     count, rest = divmod(num_bytes - one, two - one)
     return 0 if rest or count < 0 else count + 1
@@ -105,7 +105,7 @@ def _of_control(control: ControlBlock) -> FoundJob:
 
 
 def _ranks_by_environment(pids: Sequence[int]) -> dict[int, int]:
-    """Return the ranks that torchrun and others have given processes; the first of each rank."""
+    """Return processes by the rank that torchrun and others have set; the first of each rank."""
     ranks = {pid: _rank_of(pid) for pid in pids if procfs.look_at(pid).letter}
     return {rank: pid for pid, rank in reversed(ranks.items()) if rank is not None}
 

@@ -1,13 +1,14 @@
-"""Looks at every rank of a job: is it in a collective, at a meeting, or in its own code?
+"""Inspects every rank of a job: is it in a collective, at a barrier, or in its own code?
 
 A rank waits for others if Unisono's control block or the launcher says so, or if its first thread
-does not compute and its stack is in a call of torch.distributed. What C++ waits for has no Python
-frame, but what called it has one::
+does not compute and its stack is in a call of torch.distributed. Waits inside of C++ have no Python
+frame, but their callers do::
 
     the sum of gradients of DDP     the innermost frame is autograd's
-    handle.wait()                   the line says so, and a collective was called before
+    handle.wait()                   the line shows it, and a collective was called before
 
-A look takes a tenth of a second, at most about two, and changes nothing in the processes.
+An inspection takes a tenth of a second, at most about two seconds, and does not change the
+processes.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ _OUR_LOADER = "unisono/data/loader_processes.py"
 _FETCHES = ("torch/utils/data/_utils/fetch.py", "unisono/data/fetch.py", "unisono/data/loader.py")
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
 _PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
-_NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of one, or of one of its updates
+_NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of a step, or of one of its updates
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLook:
-    """What one look at a process has shown."""
+    """The result of inspecting a process."""
 
     pid: int  # the process
     command: str = "python"  # its program's name
     sample: Sample = field(default_factory=Sample)  # its Python stack
-    kernel: ProcessStat = field(default_factory=ProcessStat)  # what the kernel says
+    kernel: ProcessStat = field(default_factory=ProcessStat)  # its state in the kernel
     computes: bool = False  # it uses a processor
-    source: str = ""  # the text of the line that its innermost frame is at, where it could be read
+    source: str = ""  # the source text of its innermost frame's line, if it could be read
 
     @property
     def stack(self) -> Stack:
@@ -67,23 +68,23 @@ class ProcessLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankNotes:
-    """What is known of a rank without looking at its process."""
+    """What is known about a rank without inspecting its process."""
 
-    step: int | None = None  # the step of a run that it is in; None where there is no run
-    meeting: str = ""  # what for it waits at a meeting of Unisono's workers; empty if it does not
-    is_behind: bool = False  # others wait at a meeting to which it has not come
-    shown_wait: str = ""  # what it has shown the launcher that it waits in; empty if nothing
-    call: str = ""  # the newest collective of torch.distributed that it has called, in words
-    num_calls: int = 0  # how many it has called
+    step: int | None = None  # the step that it is in; None if there is no run
+    meeting: str = ""  # the barrier of Unisono's workers where it waits; empty if it does not
+    is_behind: bool = False  # others wait at a barrier that it has not reached
+    shown_wait: str = ""  # the wait that it has reported to the launcher; empty if none
+    call: str = ""  # a description of the last collective of torch.distributed that it called
+    num_calls: int = 0  # the number of collectives that it has called
 
 
 @dataclass(frozen=True, slots=True)
 class RankLook(RankNotes):
-    """What one look at a rank has shown."""
+    """The result of inspecting a rank."""
 
     rank: int  # which one
     process: ProcessLook  # its process
-    children: tuple[ProcessLook, ...] = ()  # what that has started
+    children: tuple[ProcessLook, ...] = ()  # its child processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +92,20 @@ class Whereabouts:
     """Where a rank is."""
 
     rank: int  # which one
-    name: str = ""  # of the collective or the meeting that it waits in; empty: it waits for nobody
-    call: str = ""  # the collective with shape and dtype, as far as they are known
-    site: Frame | None = None  # the user's line that it is at
-    is_meeting: bool = False  # it is a meeting of Unisono's workers
+    name: str = ""  # of the collective or barrier where it waits; empty if it does not wait
+    call: str = ""  # the collective with shape and dtype, as far as known
+    site: Frame | None = None  # the user's current line
+    is_meeting: bool = False  # it waits at a barrier of Unisono's workers
 
     @property
     def peers(self) -> frozenset[int]:
-        """The ranks that its call is for, where those are not all."""
+        """The ranks that take part in its call; empty if all do."""
         found = _PEERS.search(self.call)
         return frozenset(map(int, found[1].split(", "))) if found else frozenset()
 
     @property
     def sight(self) -> str:
-        """Describe which call it is in, and where: ``` `barrier` (`train`, train.py:40) ```."""
+        """The call that it is in, and where: ``` `barrier` (`train`, train.py:40) ```."""
         what = self.call or self.name
         what = what if what.startswith("the ") else f"`{what}`"
         return f"{what} ({self.site.words})" if self.site else what
@@ -128,7 +129,7 @@ def whereabouts(look: RankLook) -> Whereabouts:
         return here
     noted = look.call.partition(" ")[0]
     if found:
-        # A note is of the call that the stack shows, such as of all_gather in all_gather_object.
+        # The record is of the call in the stack, or of all_gather within all_gather_object.
         is_of_call = noted and (found.startswith(noted) or noted.startswith(found))
         return replace(here, name=found, call=look.call if is_of_call else "")
     is_there = bool(stack) and stack[0].owner in (Owner.USER, Owner.TORCH)
@@ -138,7 +139,7 @@ def whereabouts(look: RankLook) -> Whereabouts:
 
 
 def _call_in(stack: Stack) -> str:
-    """Name the call of torch.distributed that a stack is in, as the program made it."""
+    """Return the call of torch.distributed that a stack is in, as the program made it."""
     for frame in reversed(stack):
         if frame.is_in("torch/distributed/rendezvous.py"):
             return IN_INIT
@@ -159,7 +160,7 @@ def _call_in(stack: Stack) -> str:
 
 
 def meeting_in_words(purpose: str) -> str:
-    """Name a meeting of Unisono's workers for those who have never heard of meetings."""
+    """Return a readable name for the purpose of a barrier of Unisono's workers."""
     kind = _NUMBER_OF_STEP.split(purpose)[0]
     known = {
         "gradients": SUM_OF_GRADIENTS,
@@ -188,7 +189,7 @@ def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -
 
 
 def _remarks(process: ProcessLook) -> Iterator[str]:
-    """Say what else is known of what a process does."""
+    """Yield further remarks on what a process does."""
     if number := sample_in(process.stack):
         yield f"loading sample{'s' * (',' in number)} {number}"
     kernel = process.kernel
@@ -218,7 +219,7 @@ def _waits_for_loader(stack: Stack) -> bool:
 
 
 def loader_part(stack: Stack) -> Stack | None:
-    """Return a loader process's part of its stack, without its worker's; None: it is no loader."""
+    """Return a loader process's stack without its worker's frames; None if it is not a loader."""
     for count, frame in enumerate(stack):
         is_ours = frame.is_in(_OUR_LOADER) and frame.name == "_serve"
         if is_ours or frame.is_in("torch/utils/data/_utils/worker.py"):
@@ -227,19 +228,19 @@ def loader_part(stack: Stack) -> Stack | None:
 
 
 def is_stuck(process: ProcessLook) -> bool:
-    """Return whether a process is a loader at work, not one that waits for something to load."""
+    """Return whether a process is a loader at work, not one that waits for work."""
     own = loader_part(process.stack)
     if own is None:
         return False
     return process.kernel.is_stopped or any(frame.is_in(*_FETCHES) for frame in own)
 
 
-_COMPUTES_ABOVE = 0.3  # of the time between two looks
+_COMPUTES_ABOVE = 0.3  # of the time between two measurements
 _CHILDREN_AT_MOST = 8
 
 
 def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
-    """Look at each rank, given its process and what it has left on its control block."""
+    """Inspect each rank, given its process and its notes on the control block."""
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     seen = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
     return [
@@ -261,7 +262,7 @@ def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
     found = {}
     for pid, seen in samples.items():
         kernel = look_at(pid)
-        # One that has run may be between two waits when it is looked at.
+        # A process that has run may be between two waits when it is inspected.
         computes = kernel.computes or thread_time_ns(pid) - before[pid] > busy_ns
         source = linecache.getline(seen.stack[0].file, seen.stack[0].line) if seen.stack else ""
         found[pid] = ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
@@ -269,7 +270,7 @@ def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
 
 
 def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNotes]:
-    """Read what ranks have left on their control block."""
+    """Return what ranks have written to their control block."""
     present = [rank for rank in ranks if control.departure(rank) is Departure.PRESENT]
     arrivals = {rank: control.lines[rank].arrivals for rank in present}
     counts, notes = set(arrivals.values()), {}
@@ -290,5 +291,5 @@ def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNot
 
 
 def is_before(count: int, other: int) -> bool:
-    """Compare two counts of meetings, which are modulo 2³²."""
+    """Compare two numbers of arrivals, which are modulo 2³²."""
     return 0 < (other - count) % 2**32 < 2**31
