@@ -1,22 +1,22 @@
-"""Averages tensors in the canonical order, whatever order the group's library sums in.
+"""Averages tensors in the canonical order, even if the group's library sums in another order.
 
 If the library's own sum is canonical, it is used: the backend ``unisono`` adds along the tree of
-:mod:`unisono.plan.summation`, and of two numbers there is only one sum. Otherwise the library
-moves bytes and we add::
+:mod:`unisono.plan.summation`, and two numbers have only one sum. Otherwise the library moves bytes
+and we add::
 
     rank 0   a₀ a₁ a₂ ─┐               ┌─ a₀ b₀ c₀ → (a₀ + b₀) + c₀ ─┐
     rank 1   b₀ b₁ b₂ ─┤  all_to_all   ├─ a₁ b₁ c₁ → (a₁ + b₁) + c₁ ─┤  all_gather: all three
     rank 2   c₀ c₁ c₂ ─┘               └─ a₂ b₂ c₂ → (a₂ + b₂) + c₂ ─┘
 
-Each rank sends and receives what it would in a ring. The elements left over when a tensor is cut
-into W equal slices travel with every slice, so each rank adds them up for itself. Every element is
-multiplied by 1/W, rounded to its dtype, before it is added, as torch's DDP does. Of sparse tensors
-each rank gathers and adds all rows.
+Each rank sends and receives as much as in a ring. The elements left over when a tensor is cut into
+W equal slices are sent with every slice, so each rank adds them itself. Every element is multiplied
+by 1/W, rounded to its dtype, before it is added, as in torch's DDP. For sparse tensors each rank
+gathers and adds all rows.
 
-A DDP model's buckets are averaged so by a hook. torch takes one hook per model for good. Ours is
-registered at the start, so a hook that a program registers later is kept here, and runs instead. On
-CPUs a bucket's exchange is finished when the hook returns: later was as fast or slower. On NCCL all
-of it is only enqueued on streams, in the same order on every rank.
+A hook averages a DDP model's buckets in this way. torch accepts only one hook per model, for good.
+Ours is registered at the start; if the program registers a hook later, ours calls it instead of
+averaging. On CPUs a bucket's exchange is finished when the hook returns: finishing it later was not
+faster. On NCCL all operations are only enqueued on streams, in the same order on every rank.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def sums_in_order(group: dist.ProcessGroup) -> bool:
 
 
 def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) -> None:
-    """Replace a contiguous tensor by the canonical sum of all ranks', each divided by `divisor`.
+    """Replace a contiguous tensor by the canonical sum over all ranks, each divided by `divisor`.
 
-    Collective: every rank of the group calls it, with one shape and dtype.
+    Collective: every rank of the group calls it, with the same shape and dtype.
     """
     if sums_in_order(group):
         dist.all_reduce(tensor.mul_(1 / divisor), group=group)
@@ -54,10 +54,10 @@ def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) 
 def begin_mean(
     tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
 ) -> tuple[dist.Work, Callable[[], None]]:
-    """Begin to average a tensor with a library that only moves bytes.
+    """Start to average a tensor with a library that only moves bytes.
 
-    Gives a Work, and what every rank is to call once it is done: that leaves the mean in `tensor`.
-    Collective, as :func:`mean_in_order`.
+    Returns a Work, and a function that every rank must call once the Work is done: it stores the
+    mean in `tensor`. Collective, as :func:`mean_in_order`.
     """
     num_ranks, vector, scale = group.size(), tensor.view(-1), 1 / divisor
     each, rest = divmod(vector.numel(), num_ranks)
@@ -72,7 +72,7 @@ def begin_mean(
     )
 
     def finish() -> None:
-        total = torch.empty_like(sent[0])  # and so keeps `sent` until it has been sent
+        total = torch.empty_like(sent[0])  # also keeps `sent` until it has been sent
         combine("SUM", arrived.unbind(), total)
         if each:
             gather_bytes(even, total[:each], group)
@@ -84,7 +84,8 @@ def begin_mean(
 def sparse_mean_in_order(
     tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
 ) -> torch.Tensor:
-    """Sum all ranks' sparse tensors, each divided by `divisor`, along the canonical tree.
+    """Return all ranks' sparse tensors, each divided by `divisor`, summed along the canonical tree.
+
     Collective.
     """
     own = tensor.coalesce()
@@ -107,13 +108,13 @@ def sparse_mean_in_order(
 
 
 def gather_bytes(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Concatenate all ranks' contiguous tensors, of whatever dtype. Collective."""
+    """Concatenate all ranks' contiguous tensors, of any dtype. Collective."""
     parts = list(_as_bytes(output).chunk(group.size()))
     dist.all_gather(parts, _as_bytes(tensor), group=group)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as bytes in a row: every library moves these."""
+    """Return a contiguous tensor's bytes as a vector, which every library can move."""
     return tensor.view(-1).view(torch.uint8)
 
 
@@ -124,7 +125,7 @@ def _padded(rows: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Stack all ranks' tensors of one shape."""
+    """Stack all ranks' tensors of the same shape."""
     stacked = tensor.new_empty(group.size(), *tensor.shape)
     if tensor.numel():
         gather_bytes(stacked, tensor.contiguous(), group)
@@ -136,9 +137,9 @@ Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 @final
 class InOrder:
-    """How one model's buckets are averaged, or what hook of the program does so instead.
+    """How to average one model's buckets, or the program's hook that does so instead.
 
-    `divisor` ranks count: fewer than all only inside of ``join``.
+    `divisor` is the number of ranks that count: fewer than all only inside of ``join``.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -148,7 +149,7 @@ class InOrder:
 
 
 def average(state: InOrder, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average one bucket. Collective: every rank calls it, for its buckets in their order."""
+    """Average one bucket. Collective: every rank calls it, for its buckets in order."""
     if state.replacement is not None:
         hook, its_state = state.replacement
         return hook(its_state, bucket)
@@ -167,13 +168,13 @@ def _average_on_streams(
 ) -> torch.futures.Future[torch.Tensor]:
     """Average on NCCL's streams. Not run yet: it needs several GPUs.
 
-    The future of the all_to_all is complete as soon as that is enqueued, so what comes after it is
-    enqueued at once, by the same thread, on a stream that waits for it; and DDP waits for that.
+    The future of the all_to_all is complete as soon as it is enqueued, so the same thread enqueues
+    the rest at once, on a stream that waits for it, and DDP waits for that stream.
     """
     work, finish = begin_mean(tensor, group, divisor)
 
     def then_finish(_: object) -> torch.Tensor:
-        work.wait()  # the stream, not the thread
+        work.wait()  # blocks the stream, not the thread
         finish()
         return tensor
 

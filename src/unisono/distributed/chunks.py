@@ -1,4 +1,4 @@
-"""How is a batch cut? Into contiguous chunks, as ``torch.chunk`` cuts, whatever devices there are.
+"""How is a batch cut? Into contiguous chunks, as by ``torch.chunk``, independent of the devices.
 
 ::
 
@@ -6,13 +6,12 @@
     shards=4, a batch of 5       0 1 | 2 3 | 4                   three
     shards=4, a batch of 1       0                               one
 
-Chunks have ⌈batch / shards⌉ samples each, and the last one what is left. The devices share them as
-workers share shards: each a contiguous range, sizes differing by at most one. Every tensor is
-cut; everything else is given to each chunk as it is. The chunks' outputs become one: each tensor is
-concatenated in the chunks' order.
+Chunks have ⌈batch / shards⌉ samples each, and the last one has the rest. Devices divide chunks as
+workers divide shards: each gets a contiguous range, with sizes that differ by at most one. Every
+tensor is cut; other values are passed to each chunk unchanged. Output tensors are concatenated in
+the order of the chunks.
 
-Tensors may be inside of tuples, named tuples, lists and dicts, however deep, as torch finds them.
-Anything else is left as it is.
+Tensors are found inside of tuples, named tuples, lists and dicts, at any depth, as by torch.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from unisono.runtime.arrivals import changed_within
 
 
 def parts_in(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Find all that is no container, each with where it is, such as ``"args[0]['mask']"``."""
+    """Yield all parts that are not containers, with their paths, such as ``"args[0]['mask']"``."""
     if isinstance(nest, PackedSequence) or not isinstance(nest, (dict, list, tuple)):
         yield path, nest
         return
@@ -38,16 +37,16 @@ def parts_in(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def tensors_in(nest: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Find all tensors, likewise."""
+    """Yield all tensors, with their paths."""
     return (found for found in parts_in(nest, path) if isinstance(found[1], torch.Tensor))
 
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a forward pass is called with."""
+"""The arguments of a forward pass."""
 
 
 def count_chunks(args: tuple[Any, ...], kwargs: dict[str, Any], shards: int, dim: int) -> int:
-    """Count the chunks of a batch: at most `shards`; 1 if it is empty or nothing is to be cut."""
+    """Return the number of chunks: at most `shards`; 1 if the batch is empty or nothing is cut."""
     if not args and not kwargs:
         return 1
     parts = [*parts_in(args, "args"), *parts_in(kwargs, "kwargs")]
@@ -84,7 +83,7 @@ def _count(path: str, tensor: torch.Tensor, shards: int, dim: int) -> int:
 
 
 def places(num_chunks: int, devices: Sequence[torch.device]) -> list[torch.device]:
-    """Choose the device of each chunk."""
+    """Return the device of each chunk."""
     ranges = assign(num_chunks, min(num_chunks, len(devices)))
     return [device for device, chunks in zip(devices, ranges, strict=False) for _ in chunks]
 
@@ -97,15 +96,15 @@ def cut(
     *,
     owned: bool = True,
 ) -> list[Inputs]:
-    """Cut a batch into one chunk for each entry of `devices`, and bring each there.
+    """Cut a batch into one chunk for each entry of `devices`, and copy each chunk there.
 
-    If `owned`, a chunk has memory of its own also where its tensor is on its device already, so
-    that a module that writes to its inputs does the same on all devices.
+    If `owned`, a chunk is copied even if its tensor is already on its device, so that a module that
+    writes to its inputs behaves the same on all devices.
     """
     pieces: dict[int, Sequence[Any]] = {}
     for _, part in parts_in((args, kwargs), ""):
-        if isinstance(part, PackedSequence):  # only where it is one chunk
-            packed: Any = part  # whose types know of no devices
+        if isinstance(part, PackedSequence):  # only if there is one chunk
+            packed: Any = part  # whose type stubs lack devices
             pieces[id(part)] = [packed.to(device) for device in devices]
         elif isinstance(part, torch.Tensor) and id(part) not in pieces:
             cuts = part.chunk(len(devices), dim) if len(devices) > 1 else [part]
@@ -126,8 +125,8 @@ _SCALARS = (
     "Was asked to gather along dimension 0, but all input tensors were scalars; will instead "
     "unsqueeze and return a vector."
 )
-"""torch's own words, as programs may filter this warning."""
-_FORWARD = 6  # frames up to whoever called the module
+"""torch's own text, as programs may filter this warning."""
+_FORWARD = 6  # frames up to the caller of the module
 
 
 def join(outputs: Sequence[Any], device: torch.device, dim: int) -> Any:
@@ -152,7 +151,7 @@ def join(outputs: Sequence[Any], device: torch.device, dim: int) -> Any:
                 f"a module must return tensors, or None from every chunk, in tuples, lists and "
                 f"dicts, but `{path}` is of {kinds}: return a tensor with a value for each sample."
             )
-    there = iter(joined)  # as `changed_within` comes to them, in the order of the first chunk
+    there = iter(joined)  # in the order of the first chunk, which `changed_within` follows
     return changed_within(
         outputs[0], lambda part: next(there) if isinstance(part, torch.Tensor) else None
     )
@@ -178,7 +177,7 @@ def _join_tensors(
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...] | None:
-    """Leave out one dimension; None if it is not there."""
+    """Return a shape without one dimension; None if it lacks that dimension."""
     if not -len(shape) <= dim < len(shape):
         return None
     dim %= len(shape)

@@ -1,4 +1,4 @@
-"""torch's DataParallel, whose result does not depend on the number of devices. See the class."""
+"""torch's DataParallel with results that do not depend on the number of devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.runtime.device import HOST, Device, notices, read_name
 from unisono.runtime.notices import say
 
 _STREAM = "DataParallel"
-_TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
+_TorchDataParallel: Any = TorchDataParallel  # so that methods can be typed
 
 
 class DataParallel(_TorchDataParallel):  # type: ignore[misc]
@@ -33,16 +33,16 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
             loss.backward()
             optimizer.step()
 
-    A batch is cut along `dim` into at most `shards` contiguous chunks, as ``torch.chunk`` cuts: of
-    ⌈batch / shards⌉ samples each, and the last one of what is left. Each device computes a
+    A batch is cut along `dim` into at most `shards` contiguous chunks, as ``torch.chunk`` cuts:
+    each has ⌈batch / shards⌉ samples, except that the last one has the rest. Each device computes a
     contiguous range of chunks. Outputs are concatenated in the chunks' order on `output_device`.
     Differences from torch's class:
 
     * **Results do not depend on the number of devices**: outputs, gradients and buffers have the
       same bits if `shards` is the same and the devices are of one model. The chunks' gradients
       are summed along one binary tree (:mod:`unisono.plan.summation`). A forward pass draws one
-      number from torch's CPU generator, from which the random numbers of all chunks follow, so
-      dropout is the same, too. With ``shards=1`` the result is the module's own.
+      number from torch's CPU generator, which determines the random numbers of all chunks, so
+      dropout is also the same. With ``shards=1`` the result is that of the module itself.
     * **No Python threads**: chunks are launched one after the other. In the backward pass, autograd
       uses one thread for each device.
     * Parameters without a gradient in any chunk keep None. ``parameters()`` works in replicas.
@@ -56,7 +56,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
       the first chunk left them, for example BatchNorm's averages. Each chunk starts from
       the module's buffers.
     * Hooks are called for each chunk. Scalars are gathered into a vector, with a warning.
-    * With one chunk by `shards`, the module is called with its inputs brought to the device.
+    * With ``shards=1``, the module itself is called with its inputs copied to the device.
 
     Activation checkpointing needs ``use_reentrant=False``, as the other kind adds gradients in the
     order in which devices finish. So does autograd if the module is called three or more times
@@ -125,7 +125,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
             self.module.to(devices[0])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module with the chunks of a batch, and gather what it returns."""
+        """Call the module with the chunks of a batch, and gather the outputs."""
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             if not self.devices:
                 return self.module(*inputs, **kwargs)
@@ -143,12 +143,12 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]
     ) -> tuple[tuple[tuple[Any, ...], ...], tuple[dict[str, Any], ...]]:
-        """Cut a batch; a subclass may do that in its own way.
+        """Cut a batch; a subclass may override how.
 
         Args:
-            inputs: what the module is called with.
-            kwargs: what it is called with by name.
-            device_ids: the device of each chunk; in a subclass, of as many as there may be.
+            inputs: the positional arguments of the module.
+            kwargs: the keyword arguments of the module.
+            device_ids: the device of each chunk; in a subclass, of the maximum number of chunks.
 
         Returns:
             The positional arguments of each chunk, and its keyword arguments.
@@ -157,7 +157,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
         return tuple(chunk[0] for chunk in chunks), tuple(chunk[1] for chunk in chunks)
 
     def gather(self, outputs: Sequence[Any], output_device: Any) -> Any:
-        """Join the chunks' outputs on a device; a subclass may do that in its own way."""
+        """Join the chunks' outputs on a device; a subclass may override how."""
         return join(outputs, output_device, self.dim)
 
     def _count(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -175,7 +175,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
             for device in dict.fromkeys(devices):
                 stack.enter_context(_device(device).generators_put_back())
             for chunk, (inputs, device) in enumerate(zip(chunks, devices, strict=True)):
-                # All are kept to the end, so that none has the `id` of another.
+                # All are kept to the end, so that no `id` is reused.
                 replicas.append(original.replicate(tensors[chunk]))
                 try:
                     with _as_current(device):
@@ -194,7 +194,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     def _tensors_of_chunks(
         self, original: Original, devices: Sequence[torch.device]
     ) -> list[dict[int, torch.Tensor]]:
-        """Return for each chunk what replaces each parameter and buffer, by its ``id``."""
+        """Return for each chunk the replacement of each parameter and buffer, by its ``id``."""
         everything = original.parameters + original.buffers
         there = {devices[0]: everything}
         for device in dict.fromkeys(devices):
@@ -221,7 +221,7 @@ def _keep_buffers(
     replicas: Mapping[int, torch.nn.Module],
     given: Mapping[int, torch.Tensor],
 ) -> None:
-    """Keep the buffers that the first chunk has replaced; what it wrote to is the module's."""
+    """Keep the buffers that the first chunk has replaced; its in-place changes are kept anyway."""
     for part in original.parts:
         for name, buffer in part._buffers.items():
             left = replicas[id(part)]._buffers.get(name)
@@ -244,7 +244,7 @@ _HOST = torch.device("cpu")
 
 
 def read_devices(device_ids: Iterable[Name] | None) -> tuple[torch.device, ...]:
-    """Find the devices of a DataParallel, each with its number; none if it is to have none."""
+    """Return the devices of a DataParallel, each with its index; empty if there are none."""
     if device_ids is None:
         kind = accelerator()
         count = 0 if kind is None else torch.accelerator.device_count()
@@ -261,7 +261,7 @@ def read_devices(device_ids: Iterable[Name] | None) -> tuple[torch.device, ...]:
 
 
 def read_device(argument: str, name: Name) -> torch.device:
-    """Find one device, with its number, by a name of torch's, or by a number: -1 is the CPU."""
+    """Return a device with its index, from torch's name or a number; -1 is the CPU."""
     if isinstance(name, int) and not isinstance(name, bool):
         if name == -1:
             return _HOST
@@ -275,7 +275,7 @@ def read_device(argument: str, name: Name) -> torch.device:
     device = read_name(name, argument)  # type: ignore[arg-type]  # True, say
     if device.type == _HOST.type:
         return _HOST
-    if str(device) == accelerator():  # without a number
+    if str(device) == accelerator():  # without an index
         device = torch.device(device.type, torch.accelerator.current_device_index())
     return _there(argument, device)
 

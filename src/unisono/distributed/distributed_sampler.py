@@ -1,4 +1,4 @@
-"""Which samples does this rank take? torch's ``DistributedSampler``, and each sample exactly once.
+"""Which samples does this rank get? torch's ``DistributedSampler``, with each sample exactly once.
 
 ::
 
@@ -6,7 +6,7 @@
     torch: padded        a b c d e f g a b       a d g    b e a    c f b
     exact: as it is      a b c d e f g           a d g    b e      c f
 
-The order comes from torch's own class, so it is torch's whatever version that is.
+torch's own class determines the order, so the order is that of the installed version.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from unisono.runtime.world import world
 
 
 class DistributedSampler(TorchDistributedSampler[int]):
-    """Give each rank its part of a dataset, as ``torch.utils.data.DistributedSampler`` does.
+    """Gives each rank its part of a dataset, as ``torch.utils.data.DistributedSampler`` does.
 
-    With ``exact=False`` the indices are torch's: where the ranks do not divide the samples, the
-    first few samples of the order come twice, so that every rank has equally many. A mean over
-    them counts those twice. With ``exact=True`` every sample comes exactly once, and the first
-    ranks may have one sample more than the others.
+    With ``exact=False`` the indices are torch's: if the samples cannot be divided evenly, the first
+    few samples of the order occur twice, so that every rank has the same number. A mean over them
+    counts those samples twice. With ``exact=True`` every sample occurs exactly once, and the first
+    ranks may have one more sample than the others.
 
-    Uneven lengths need care. Ranks that have one batch more must not wait in it for the others:
+    Uneven lengths need care. Ranks with an additional batch must not wait in it for the others:
 
     * *Evaluation*: call the model without DDP (``model.module``), reduce the **sums** over all
       ranks and divide once: ``all_reduce(loss_sum); all_reduce(count); loss_sum / count``. A mean
-      of the ranks' means weighs a short rank's samples more.
-    * *Training*: put the loop into ``with model.join():``, torch's context manager for it, or
+      of the ranks' means gives a short rank's samples more weight.
+    * *Training*: put the loop into ``with model.join():``, torch's context manager for this, or
       train with ``unisono.Trainer``, where the last batch may have any size.
 
-    With ``shuffle=True`` the order follows from ``seed`` and the epoch, so call :meth:`set_epoch`
+    With ``shuffle=True`` the order depends on ``seed`` and the epoch, so call :meth:`set_epoch`
     before each epoch.
 
     Args:
@@ -86,7 +86,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
             self.num_samples = len(range(rank, self.total_size, num_replicas))
 
     def __iter__(self) -> Iterator[int]:
-        """Return this rank's indices, in the order of the epoch that is set now."""
+        """Return this rank's indices, in the order of the current epoch."""
         if not self.exact:
             return super().__iter__()
         if len(self.dataset) != self.total_size:  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
 
 
 def _place() -> tuple[int, int]:
-    """Find (rank, world size): the process group's, else the environment's."""
+    """Return (rank, world size) of the process group, or else of the environment."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     here = world()

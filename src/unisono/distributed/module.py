@@ -1,7 +1,8 @@
-"""torch's DistributedDataParallel with the canonical order of summation. See the class.
+"""torch's DistributedDataParallel with the canonical order of summation.
 
-Before a model's first exchange all ranks check that they have the same. torch compares with rank
-0's model and raises on the ranks that differ, while rank 0 waits. Here all compare, so all raise.
+Before a model's first exchange all ranks check that they have the same model. torch compares with
+rank 0's model and raises on the ranks that differ, while rank 0 waits. Here all ranks compare, so
+all raise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unisono.runtime.c10d.group import Group
 from unisono.runtime.dtypes import dtype_name
 from unisono.runtime.launch.process_groups import free_group_last
 
-_TorchDDP: Any = TorchDDP  # which has no types
+_TorchDDP: Any = TorchDDP  # which is untyped
 _BUILTIN_HOOKS = {
     BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
     BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
@@ -72,13 +73,13 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
             keep the order.
     """
 
-    _in_order: InOrder | None = None  # unless the group's own sums will do
+    _in_order: InOrder | None = None  # None if the group's own sums are canonical
 
     @functools.wraps(_TorchDDP.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(_TorchDDP.__init__).bind(self, *args, **kwargs).arguments
         self.__dict__["_to_be_compared"] = given.get("init_sync", True)
-        # What torch broadcasts at first; `self.broadcast_buffers` is about forward passes.
+        # What torch broadcasts initially; `self.broadcast_buffers` is about forward passes.
         is_given = given.get("forward_sync_buffers") is not None
         self.__dict__["_shares_buffers"] = is_given or given.get("broadcast_buffers") in (
             None,
@@ -108,7 +109,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         sizes = [int.from_bytes(one, "little") for one in heads]
         texts = _gather(text, max(sizes), group, self.device)
         models = [one[:size].decode().split("\n") for one, size in zip(texts, sizes, strict=True)]
-        # Names may differ, as only the order counts.
+        # Names may differ: only the order counts.
         if any(_shapes(model) != _shapes(models[0]) for model in models):
             raise MismatchError(difference(models, dist.get_process_group_ranks(group)))
 
@@ -120,7 +121,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         self._order_sums()
 
     def _order_sums(self) -> None:
-        """Have our hook run where the reducer's own way would not give the canonical bits."""
+        """Register our hook if the reducer's own sums would not have the canonical bits."""
         group = self.process_group
         if self._in_order is not None:
             self._in_order.group = group
@@ -139,15 +140,15 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         if not sums_in_order(group):
             return True
         if self._has_sparse_gradients and isinstance(group, Group):
-            return True  # it has dense collectives only
-        # The reducer divides gradients that lie in its buckets already or are copied together, and
-        # multiplies others by 1/W: not the same unless W is a power of two. The one in Python
+            return True  # the group has only dense collectives
+        # The reducer divides gradients that are already in its buckets or are copied together, and
+        # multiplies others by 1/W: not the same unless W is a power of two. The reducer in Python
         # always divides.
         divides = self.gradient_as_bucket_view or getattr(self, "batched_grad_copy", False)
         return bool(divides or self._use_python_reducer) and group.size() > 2
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Have your own hook average the gradients; see torch's documentation. Once per model."""
+        """Average the gradients with your own hook; see torch's documentation. Once per model."""
         what = _WITH_ORDERS_OF_THEIR_OWN.get(getattr(hook, "__module__", ""))
         if what and not sums_in_order(self.process_group):
             warnings.warn(
@@ -157,7 +158,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
             )
         if self._in_order is None or self._in_order.replacement is not None:
             super().register_comm_hook(state, hook)
-            self._is_left_to_a_hook = True  # unless torch has refused it
+            self._is_left_to_a_hook = True  # unless torch rejected it
             return
         self._check_comm_hook(hook)
         if self.logger is not None:
@@ -173,7 +174,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
             return
         if self.logger is not None:
             self.logger._set_comm_hook_name(str(comm_hook_type))
-        # torch's C++ hook would be refused beside ours; this one does the same.
+        # torch would reject its C++ hook beside ours; this one does the same.
         self._in_order.replacement = _BUILTIN_HOOKS[comm_hook_type], self._in_order.group
         self._is_left_to_a_hook = True
 
@@ -194,9 +195,9 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         return super()._pre_forward(*inputs, **kwargs)
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
-        """Report to joined ranks whether this step is synchronized, and learn how many are left.
+        """Report to joined ranks whether this step is synchronized, and count the remaining ranks.
 
-        Collective: with joined ranks' calls. torch's does the same without looking at the sum.
+        Collective: with joined ranks' calls. torch's method does the same but ignores the sum.
         """
         ours = self._in_order
         if ours is None or is_joined_rank or self._divide_by_initial_world_size:
@@ -209,12 +210,12 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         attributes: dict[str, Any] = super().__getstate__()
-        attributes.pop("_in_order", None)  # made anew with the reducer
+        attributes.pop("_in_order", None)  # created again with the reducer
         return attributes
 
 
 def describe(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Describe each parameter and buffer in a line: ``fc.bias: float32 (10,)``."""
+    """Return one line for each parameter and buffer: ``fc.bias: float32 (10,)``."""
     return [
         f"{name}: {dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
         f"{'' if tensor.requires_grad else ', takes no gradient'}"

@@ -1,8 +1,8 @@
-"""Makes a module of the same structure that computes with other tensors.
+"""Creates a module of the same structure that computes with other tensors.
 
-As torch's ``replicate``, by the method of modules that is there for it: each module is copied, but
-not what its attributes refer to. Tensors take the place of parameters under their names, and, other
-than torch's, also in ``parameters()``.
+Like torch's ``replicate``, this uses the method of modules for that purpose: each module is copied,
+but not the objects that its attributes refer to. Tensors replace the parameters under their names
+and, unlike torch's, also in ``parameters()``.
 
 Each chunk gets its own alias of the module's tensors. A fork has two halves for each tensor, so
 that forks make the tree of :mod:`unisono.plan.summation`, and a backward pass its additions::
@@ -14,11 +14,11 @@ that forks make the tree of :mod:`unisono.plan.summation`, and a backward pass i
     chunk   0   1      2
     device  a   a      b                     g = (g₀ + g₁) + g₂, the first sum on device a
 
-Each sum is made on the device of its first chunk, so what travels are sums of the sub-trees that a
-device computes. An alias shares the memory of what it stands for, and its count of changes.
+Each sum is computed on the device of its first chunk, so devices only exchange sums of their
+sub-trees. An alias shares memory and version counter with its tensor.
 
-Autograd has a thread a device. A chunk's outputs pass through one gate, so that its backward pass
-begins when all their gradients are there: else the order in which gradients meet within the chunk
+Autograd has one thread per device. A chunk's outputs pass through one gate, so that its backward
+pass begins once all their gradients have arrived: otherwise the order of summation within the chunk
 could depend on which device is faster.
 """
 
@@ -37,12 +37,12 @@ from unisono.distributed.chunks import tensors_in
 from unisono.plan.summation import Node
 from unisono.runtime.arrivals import changed_within
 
-_Module: Any = torch.nn.Module  # whose methods have no types
+_Module: Any = torch.nn.Module  # which is untyped
 
 
 @final
 class Original:
-    """A module, taken apart: what replicas are made of."""
+    """A module with its parts and tensors, from which replicas are made."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.parts = module, [*module.modules()]
@@ -50,16 +50,16 @@ class Original:
         self.buffers = _once(part._buffers for part in self.parts)
 
     def check(self, device: torch.device) -> None:
-        """Refuse what cannot be replicated."""
+        """Raise if the module cannot be replicated."""
         refuse_compiled(self.module, self.parts)
         for tensor in (*self.parameters, *self.buffers):
             if is_lazy(tensor) or tensor.device != device:
                 raise RuntimeError(self._wrong(tensor, device))
 
     def replicate(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.nn.Module]:
-        """Make a replica of the module and of each part, by the ``id`` of what it is a replica of.
+        """Return a replica of each part of the module, by the ``id`` of the part.
 
-        `tensors`: by the ``id`` of each parameter and buffer, what the replica has instead.
+        `tensors`: by the ``id`` of each parameter and buffer, its replacement in the replica.
         """
         copies = {id(part): _copied(part) for part in self.parts}
         for part in self.parts:
@@ -93,7 +93,7 @@ class Original:
 
 
 def refuse_compiled(module: torch.nn.Module, parts: Iterable[torch.nn.Module]) -> None:
-    """Refuse a module of which a copy would compute with the original's tensors."""
+    """Raise if a copy of a module would compute with the original's tensors."""
     for part in parts:
         is_script = isinstance(part, torch.jit.ScriptModule)
         is_compiled = "_orig_mod" in part._modules or part.__dict__.get("_compiled_call_impl")
@@ -123,7 +123,7 @@ def _copied(part: Any) -> Any:
         copied = part._replicate_for_data_parallel()
         copied.__dict__["_parameters"] = {}  # traced modules keep them
         return copied
-    # What that method does; past `__setattr__`, which takes most of the time.
+    # Same as that method, but bypassing `__setattr__`, which takes most of the time.
     copied = kind.__new__(kind)
     attributes = {**part.__dict__, "_parameters": {}, "_is_replica": True}
     attributes |= {name: attributes[name].copy() for name in ("_buffers", "_modules")}
@@ -134,7 +134,7 @@ def _copied(part: Any) -> Any:
 def _set_parameter(module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
     attributes: dict[str, Any] = module.__dict__
     if tensor is not None and type(module).__setattr__ is not _Module.__setattr__:
-        setattr(module, name, tensor)  # RNNs keep parameters in lists of their own, too
+        setattr(module, name, tensor)  # RNNs also keep parameters in lists
         attributes.pop(name, None)
     attributes["_parameters"][name] = tensor
 
@@ -147,12 +147,12 @@ def aliases(
     devices: Sequence[torch.device],
     copies: Mapping[torch.device, Sequence[torch.Tensor]],
 ) -> list[Tensors]:
-    """Return for each chunk its alias of each tensor that takes gradients, on the chunk's device.
+    """Return for each chunk an alias of each tensor that takes gradients, on the chunk's device.
 
     The tensors are on the first device; `copies` are on the others.
     """
 
-    if len(devices) == 1:  # so that a call's gradients are added up before those of others
+    if len(devices) == 1:  # so that a call's gradients are summed before those of other calls
         return [_PASS.apply(*tensors)]
     return _aliases(Node(0, len(devices)), tuple(tensors), devices, copies)
 
@@ -175,7 +175,7 @@ def _aliases(
 
 
 def through_gate(output: Any) -> Any:
-    """Have the gradients of all tensors of a chunk's output come together before they go on."""
+    """Delay a chunk's backward pass until the gradients of all its output tensors have arrived."""
     tensors = [tensor for _, tensor in tensors_in(output) if tensor.requires_grad]
     if not tensors:
         return output
@@ -218,7 +218,7 @@ class _Gate(_Pass):
 def _sum(
     left: torch.Tensor | None, right: torch.Tensor | None, home: torch.device
 ) -> torch.Tensor | None:
-    """Add what is there, on the device of the fork's tensors."""
+    """Add the gradients that exist, on the device of the fork's tensors."""
     if right is None:
         return left
     right = right.to(home, non_blocking=True)
@@ -229,17 +229,17 @@ def _sum(
     return right + left if left.is_sparse else left + right
 
 
-_FORK: Any = _Fork  # `apply` has no types
+_FORK: Any = _Fork  # `apply` is untyped
 _PASS: Any = _Pass
 _GATE: Any = _Gate
 
 
 @final
 class _HostGenerator:
-    """Keeps torch's generator of the CPU as it was before a backward pass.
+    """Restores torch's CPU generator after a backward pass.
 
-    Activation checkpoints set it, compute their region again, and put it back. Where regions on
-    two devices are computed again at once, one would put back what the other has set.
+    Activation checkpoints set it, recompute their region, and restore it. If two devices recompute
+    regions at the same time, one could restore what the other has set.
     """
 
     def __init__(self) -> None:

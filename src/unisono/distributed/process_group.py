@@ -1,9 +1,9 @@
-"""Setting a process group up and, whatever happens, tearing it down again.
+"""Sets up a process group and tears it down again in any case.
 
-Only :func:`num_gpus` asks for GPUs. (The launcher, which must not initialize CUDA, asks the driver:
-``placement.py``.) What all ranks agree on they decide alike, from what each has told the others:
-they may have chosen different seeds, different backends (they would wait for each other until the
-time is up) or the same GPU.
+Only :func:`num_gpus` queries GPUs. (The launcher, which must not initialize CUDA, queries the
+driver: ``placement.py``.) All ranks make common decisions from the same gathered choices: they may
+have chosen different seeds, different backends (and would wait for each other until the timeout) or
+the same GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class Here:
-    """Where this process is among all, while there is a process group. Final; see :func:`init`.
+    """The position of this process while there is a process group; see :func:`init`.
 
     As a context manager it closes itself at the end of the block.
 
@@ -46,9 +46,9 @@ class Here:
         world: rank, world_size, local_rank, local_world_size, and who started this process. Where
             only RANK and WORLD_SIZE are set, ranks of other hosts are found and not counted as
             local, which :func:`unisono.world` cannot know.
-        device: what this worker computes on; of CUDA it is the current device, too.
-        backend: what torch was given.
-        seed: what all ranks' generators began with.
+        device: the device that this worker computes on; for CUDA also the current device.
+        backend: the backend that torch was given.
+        seed: the initial seed of all ranks' generators.
     """
 
     def __init__(self, here: World, device: torch.device, backend: str, seed: int) -> None:
@@ -76,17 +76,18 @@ class Here:
         return self.world.local_rank
 
     def seed_apart(self) -> None:
-        """Seed this rank's generators differently from all others'.
+        """Seed this rank's generators differently from all other ranks'.
 
-        For what ranks are to draw by themselves, such as dropout and augmentation, once the model,
-        which must be the same everywhere, is made. Depends on nothing but seed and rank.
+        Use it for random numbers that should differ between ranks, such as dropout and
+        augmentation, after creating the model, which must be the same everywhere. Depends only on
+        seed and rank.
         """
         _seed_generators(seed_of("rank", self.seed, self.world.rank))
 
     def close(self) -> None:
-        """Tear the process group down, unless that is done; then `init` may be called again.
+        """Tear down the process group unless it is closed; then `init` may be called again.
 
-        Drop what uses the group first (DDP models, works of collectives) where you can.
+        Drop what uses the group first (DDP models, Works of collectives) where you can.
         """
         self._close(has_failed=False)
 
@@ -105,7 +106,7 @@ class Here:
         here = self.world
         if "gloo" in self.backend and _GLOO_INTERFACE not in os.environ:
             # gloo would listen on the address of the host's name.
-            with suppress(RendezvousError):  # it is not known which leads to the other hosts
+            with suppress(RendezvousError):  # unknown which interface leads to the other hosts
                 os.environ[_GLOO_INTERFACE] = "lo" if is_one_host else interface_here()
                 self._leaves_interface = True
         more: dict[str, Any] = {}
@@ -120,20 +121,21 @@ class Here:
             timeout=timedelta(seconds=timeout_s),
             **more,
         )
-        # Who holds the store must not end before the others have what they need of it.
+        # The rank that hosts the store must not end before the others have read it.
         ranks.gather("group", None)
         atexit.register(self._close_at_exit)
 
     def _close(self, *, has_failed: bool) -> None:
-        """Tear down; what goes wrong then is told if nothing went wrong before."""
+        """Tear down the group; an error is raised only if nothing failed before, else reported."""
         if not self._is_open or os.getpid() != self._pid:
             return
         self._is_open = False
-        # A group that something still holds is destroyed later, in the midst of the process's end.
+        # Collect garbage: a group that is still referenced would be destroyed during interpreter
+        # shutdown.
         gc.collect()
         try:
             if has_failed and self.device.type == "cuda" and dist.is_initialized():
-                # Its end in order would wait for the others, who wait for us.
+                # An orderly end would wait for the others, which wait for this rank.
                 dist.distributed_c10d._abort_process_group()
             elif dist.is_initialized():
                 dist.destroy_process_group()
@@ -146,7 +148,7 @@ class Here:
                 os.environ.pop(_GLOO_INTERFACE, None)
 
     def _close_at_exit(self) -> None:
-        # Also where the group is closed: a model may still hold it.
+        # Even if the group is closed: a model may still hold it.
         _let_go_of_groups()
         self._close(has_failed=getattr(sys, "last_value", None) is not None)
 
@@ -156,18 +158,18 @@ def init(
 ) -> Here:
     """Set up torch's process group, this worker's device and its random generators.
 
-    Collective: every rank calls it. For programs that speak ``torch.distributed`` themselves; those
-    that train with :class:`unisono.Trainer` do not need it. Works alone, too, as a group of one.
+    Collective: every rank calls it. For programs that use ``torch.distributed`` themselves, which
+    :class:`unisono.Trainer` does not require. A single process is a group of one.
 
     The group is torn down at the end of the ``with`` block, by ``close()``, or at the end of the
-    program, also after an exception; then `init` may be called again.
+    program, even after an exception; then `init` may be called again.
 
     Args:
         backend: as ``init_process_group`` takes it; None: ``"nccl"`` where there are GPUs, else
             ``"unisono"``, or ``"gloo"`` on several hosts.
-        seed: what the generators of Python, numpy (if loaded) and torch (all devices) begin with:
-            the same on every rank, since models are made from them; see ``seed_apart``. None: one
-            that rank 0 draws. At least 0.
+        seed: the initial seed of the generators of Python, numpy (if loaded) and torch (all
+            devices): the same on every rank, since it determines models; see ``seed_apart``.
+            None: rank 0 draws one. At least 0.
         timeout_s: how long a rank may wait for another, here and in collectives, in seconds; by
             default 1800, or what UNISONO_GROUP_TIMEOUT says.
 
@@ -180,8 +182,8 @@ def init(
         RuntimeError: there is a process group already.
         MismatchError: ranks pass different seeds, or have different backends.
         RendezvousError: the ranks cannot find each other.
-        WaitTimeoutError: somebody did not come in time.
-        PeerLostError: somebody has ended meanwhile.
+        WaitTimeoutError: a rank did not join in time.
+        PeerLostError: a rank has ended meanwhile.
     """
     _check(backend, seed, timeout_s)
     if dist.is_initialized():
@@ -244,15 +246,15 @@ def _check(backend: object, seed: object, timeout_s: Any) -> None:
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed every default generator of this process, of all its devices, from 64 bits."""
+    """Seed every default generator of this process and its devices from 64 bits."""
     torch.manual_seed(seed)
     seed_generators(seed)
 
 
 def _let_go_of_groups() -> None:
-    """Have no DDP model hold a group any more, at the end of a program, which needs none.
+    """Release the groups of all DDP models, at the end of a program.
 
-    A group of gloo that lives on into the process's last moments may abort it.
+    A gloo group that lives until interpreter shutdown may abort the process.
     """
     module = sys.modules.get("torch.nn.parallel.distributed")
     if module is None:
@@ -267,14 +269,14 @@ _FOR_GPUS, _FOR_CPUS, _FOR_HOSTS = "nccl", "unisono", "gloo"
 
 
 def num_gpus() -> int:
-    """Count the GPUs that this process may use."""
+    """Return the number of GPUs that this process may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose(
     here: World, backend: str | None, gpus: int, sharing: int = 1, num_hosts: int = 1
 ) -> tuple[str, torch.device]:
-    """Choose what a program has left open: the backend, and a GPU if that is NCCL, else the CPU."""
+    """Return the backend, and the device for it: a GPU for NCCL, else the CPU."""
     if backend is None:
         backend = _FOR_GPUS if gpus else _FOR_CPUS if num_hosts == 1 else _FOR_HOSTS
     if num_hosts > 1 and _FOR_CPUS in backend:
@@ -290,8 +292,8 @@ def choose(
     elif gpus >= here.local_world_size:
         return backend, torch.device("cuda", here.local_rank)
     elif gpus == 1:
-        # For example Slurm shows each task its own GPU alone, as number 0. If all have the same
-        # one, :func:`agreed_seed` refuses it.
+        # For example Slurm shows each task only its own GPU, as number 0. If all tasks have the
+        # same GPU, :func:`agreed_seed` raises.
         return backend, torch.device("cuda", 0)
     raise ValueError(
         f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
@@ -311,14 +313,14 @@ def name_of(device: torch.device) -> str:
 class Choice:
     """What one rank has chosen."""
 
-    backend: str  # as torch takes it
-    seed: int | None  # what it was given; None where rank 0 is to draw one
-    drawn: int  # what counts if this is rank 0 and no seed was given
-    gpu: str = ""  # its GPU's own name, the same in every process; empty on the CPU
+    backend: str  # as torch accepts it
+    seed: int | None  # as passed; None: rank 0 draws one
+    drawn: int  # the seed if this is rank 0 and none was passed
+    gpu: str = ""  # its GPU's unique name; empty on the CPU
 
 
 def agreed_seed(choices: Sequence[Choice]) -> int:
-    """Check that the ranks' choices, in rank order, fit together; return the seed of all."""
+    """Check that the ranks' choices, in rank order, are compatible; return the common seed."""
     first = choices[0]
     owners: dict[str, int] = {}
     for rank, choice in enumerate(choices):
@@ -347,10 +349,10 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
 
 
 def place_among(here: World, places: RankPlaces, environ: Mapping[str, str]) -> World:
-    """Correct a worker's place by where the ranks are, unless its variables say it.
+    """Correct a worker's position from the ranks on its host, unless its variables have it.
 
     By hand, and in containers with one process each, RANK and WORLD_SIZE are often all that is set;
-    :func:`unisono.world` then takes all ranks for those of one host.
+    :func:`unisono.world` then assumes that all ranks are on one host.
     """
     if here.started_by != SOMEBODY or "LOCAL_RANK" in environ:
         return here

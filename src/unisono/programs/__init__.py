@@ -1,1 +1,1 @@
-"""What a program's own objects hold, and what may change when: one walk, one account."""
+"""What a program's objects hold, and which changes are allowed when: one walk, one account."""

@@ -1,4 +1,4 @@
-"""What places of a program hold at one moment, to see later what has changed, and put it back."""
+"""The contents of a program's places at one moment, to detect later changes and to undo them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from unisono.programs import holders as h
 from unisono.programs.holders import Content, Holder
 
 _COPIED = 1 << 20
-"""Bytes of a tensor or an array that is copied, to be put back."""
+"""Tensors and arrays of up to this many bytes are copied, so that they can be restored."""
 _COPIED_IN_ALL = 32 << 20
 
 
 class ChangedPlace(NamedTuple):
-    """A place whose content differs, and the values in it that do."""
+    """A place whose content differs, and the names of the changed values."""
 
     holder: Holder
     slots: Sequence[Any]
@@ -32,7 +32,7 @@ class ChangedPlace(NamedTuple):
         return [self.holder.shown(slot) for slot in self.slots]
 
     def numbers(self) -> list[str]:
-        """Return the paths to numbers and tensors among them that are the program's own."""
+        """Return the paths to changed numbers and tensors, unless the place is a library's."""
         if self.holder.is_of_library:
             return []
         there = dict(h.numbered(self.holder.read()))
@@ -44,12 +44,12 @@ class ChangedPlace(NamedTuple):
 
 @final
 class Account:
-    """The contents of some places now.
+    """The contents of some places at this moment.
 
     Args:
         holders: the places.
-        copies: whether tensors and arrays are copied, so that they can be put back.
-        apart: identities of values that do not count, such as a model's buffers.
+        copies: whether to copy tensors and arrays, so that they can be restored.
+        apart: identities of values to ignore, such as a model's buffers.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class Account:
         return [holder for holder, _ in self._then.values()]
 
     def content(self, holder: Holder) -> Content | None:
-        """Return what a place held; None if it was not known."""
+        """Return what a place held; None if it was unknown."""
         found = self._then.get(holder.key)
         return None if found is None else found[1]
 
     def copy(self, holder: Holder) -> Any:
-        """Return a copy of a tensor or an array; None if there is none."""
+        """Return the copy of a tensor or an array; None if there is none."""
         return self._copies.get(holder.key)
 
     def changes(self) -> list[ChangedPlace]:
-        """Compare with what the places hold now."""
+        """Return the places whose contents have changed."""
         return list(self._changes())
 
     def _changes(self) -> Iterator[ChangedPlace]:
@@ -94,7 +94,7 @@ class Account:
                     yield ChangedPlace(holder, slots)
 
     def _counted(self, then: Content, now: Content) -> list[Any]:
-        """Return what differs, without values that do not count."""
+        """Return the names of changed values, without values to ignore."""
         if not self._apart:
             return h.changed_slots(then, now)
         values = [
@@ -107,7 +107,7 @@ class Account:
         ]
 
     def put_back(self, only: Callable[[Holder], bool] = lambda holder: True) -> None:
-        """Have the places hold what they held, where that can be done."""
+        """Restore the contents of the places, where possible."""
         for key, (holder, then) in self._then.items():
             if not only(holder):
                 continue
@@ -128,14 +128,14 @@ def _copied(value: Any) -> Any:
 def fill(there: Any, value: Any) -> None:
     """Copy the elements of a tensor or an array into another one."""
     if isinstance(there, torch.Tensor):
-        with torch.no_grad():  # `detach` makes a sparse tensor another one
+        with torch.no_grad():  # `detach` changes a sparse tensor
             there.copy_(value)
     elif isinstance(there, np.ndarray):
         there[...] = value
 
 
 def over_memory_of(state: Iterable[torch.Tensor], holders: Iterable[Holder]) -> set[int]:
-    """Return the identities of tensors and arrays that lie in memory of a model's tensors."""
+    """Return the identities of tensors and arrays in memory of a model's tensors."""
     storages = [each.untyped_storage() for each in state if _has_memory(each)]
     return _within(
         {(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages}, holders
@@ -143,9 +143,9 @@ def over_memory_of(state: Iterable[torch.Tensor], holders: Iterable[Holder]) -> 
 
 
 def over_shared_memory(holders: Iterable[Holder]) -> set[int]:
-    """Return the identities of what lies in memory that other processes may write to.
+    """Return the identities of objects in memory that other processes may write to.
 
-    Source: proc_pid_maps(5); on a system without, nothing is found.
+    Source: proc_pid_maps(5); on a system without it, nothing is found.
     """
     spans = set()
     with suppress(OSError), open("/proc/self/maps") as lines:

@@ -1,4 +1,4 @@
-"""Values of a program: to plain data and tensors, and back into what a restarted program has.
+"""Converts a program's values to plain data and tensors, and back in a restarted program.
 
 ::
 
@@ -8,9 +8,9 @@
     closures, lambdas     {"@": "function", …}: the same code in the restarted program, with cells
     containers, objects   {"@": kind, "n": number, parts}; seen again {"@": "again", number}
 
-Nothing is imported or called that the data names: classes and functions are those that the
-program's own code names or has, objects are made without calling their class. What is none of these
-kinds raises :class:`Opaque`.
+Unpacking never imports or calls anything that only the data names: classes and functions must be
+named or defined by the program's own code, and objects are created without calling their class.
+Values of other kinds raise :class:`Opaque`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_C = ("builtin_function_or_method", "method_descriptor")
 
 
 class Ours(Opaque):
-    """An object of this package, which is not the program's to keep."""
+    """An object of this package, which does not belong to the program's state."""
 
 
 @final
@@ -60,12 +60,12 @@ class Known:
 
     @functools.cached_property
     def _kinds(self) -> set[int]:
-        """The classes that objects of the program have already."""
+        """The classes of the program's objects."""
         return {id(type(thing)) for thing in self.things.values()}
 
     @functools.cached_property
     def _codes(self) -> dict[str, types.CodeType]:
-        """The code of the program's functions, by a key of each."""
+        """The code of the program's functions, by key."""
         found: dict[str, types.CodeType] = {}
         modules = dict[str, types.ModuleType]()
         for thing in [*self.things.values()]:
@@ -88,7 +88,7 @@ class Known:
         return self._codes.get(key)
 
     def named(self, module: str, name: str) -> Any:
-        """Return what the program has under a qualified name, if its own code may use it."""
+        """Return the program's object with a qualified name, if its own code may use it."""
         found: Any = sys.modules.get(module)
         if found is None or "<" in name:
             raise Opaque(f"{module}.{name}")
@@ -104,12 +104,12 @@ class Known:
         return found
 
     def tensor(self, name: str) -> Any:
-        """Return one of the model's tensors, by the name that it had when all was looked at."""
+        """Return one of the model's tensors, by its name when this object was created."""
         now = self._tensors()
         return now[name] if name in now else self._then[name]
 
     def names_of_tensors(self) -> dict[int, str]:
-        """Return those names by identity; what was registered since has none."""
+        """Return those names by identity; tensors registered later have none."""
         then = {id(tensor): name for name, tensor in self._then.items()}
         now = {id(tensor): name for name, tensor in self._tensors().items() if self._is_known(name)}
         return now | then
@@ -120,12 +120,12 @@ class Known:
         return {**self._then, **now}
 
     def _is_known(self, name: str) -> bool:
-        """Return whether another process has it; optimizers make their state as they step."""
+        """Return whether other processes have a tensor; optimizers create their state in steps."""
         return name in self._then or name.startswith("optimizer ")
 
 
 def _is_of_torch(found: Any) -> bool:
-    """Return whether it is a class of layers or hooks of torch's, which do nothing when made."""
+    """Return whether an object is a class of torch's layers or hooks: creating one is harmless."""
     return isinstance(found, type) and (
         issubclass(found, nn.Module)
         or found.__module__ in ("torch.utils.hooks", "torch.nn.utils.prune")
@@ -140,7 +140,7 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _key(code: types.CodeType) -> str:
-    """Return what is the same for the same code in another process of the same program."""
+    """Return a key of a code object that is the same in another process of the same program."""
     constants = [one for one in code.co_consts if not isinstance(one, (types.CodeType, frozenset))]
     text = repr((code.co_code, code.co_names, code.co_freevars, constants))
     digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
@@ -148,7 +148,7 @@ def _key(code: types.CodeType) -> str:
 
 
 class Packer:
-    """Takes values apart. Final; for one look at a program."""
+    """Converts values to plain data, for one examination of a program."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -156,10 +156,10 @@ class Packer:
         self._of_model = known.names_of_tensors()
         self._numbers: dict[int, int] = {}
         self._memories: dict[int, list[tuple[str, torch.Tensor]]] = {}
-        self._kept: list[Any] = []  # so that no other gets its `id`
+        self._kept: list[Any] = []  # so that their `id` is not reused
 
     def pack(self, value: Any, *, inside: bool = False) -> Packed:
-        """Take a value apart; raises Opaque. `inside`: what is at a known path, itself."""
+        """Convert a value; raises Opaque. `inside`: convert the value, not its known path."""
         kind = type(value)
         if kind in (type(None), bool, int, float, str):
             return value
@@ -182,7 +182,7 @@ class Packer:
         return [self.pack(value) for value in values]
 
     def keys(self, keys: Iterable[Any]) -> list[Packed]:
-        """Take keys of a dict apart: a number may be the `id` of something, another elsewhere."""
+        """Convert keys of a dict: an int may be the `id` of an object, which differs elsewhere."""
         return [self._key(key) for key in keys]
 
     def _key(self, key: Any) -> Packed:
@@ -305,14 +305,14 @@ class Packer:
 
 
 class Unpacker:
-    """Puts values together from what a restarted program has. Final; for one look."""
+    """Restores values in a restarted program, for one examination of it."""
 
     def __init__(self, known: Known, device: torch.device) -> None:
         self._known, self._device = known, device
         self._made: dict[int, Any] = {}
 
     def unpack(self, packed: Packed) -> Any:
-        """Put a value together; raises Opaque, LookupError, TypeError or ValueError."""
+        """Restore a value; raises Opaque, LookupError, TypeError or ValueError."""
         if not isinstance(packed, dict):
             return packed
         mark = packed["@"]
@@ -371,7 +371,7 @@ class Unpacker:
             raise Opaque(packed["code"])
         cells = tuple(types.CellType() for _ in packed["of"])
         made = types.FunctionType(code, vars(module), code.co_name, None, cells)
-        self._made[packed["n"]] = made  # a function may be in a cell of its own
+        self._made[packed["n"]] = made  # a function may be in its own closure
         for cell, content in zip(cells, packed["of"], strict=True):
             cell.cell_contents = self.unpack(content)
         made.__qualname__ = code.co_qualname

@@ -1,7 +1,8 @@
-"""What forks of a process have a copy of: has it changed since?
+"""Has anything changed since a process was forked, of what its forks have a copy of?
 
-Loader processes read the dataset as it was when they were forked. Once the program changes what
-samples are read from, others have to be forked, so that their number does not affect the result.
+Loader processes read the dataset as it was when they were forked. Once the program changes objects
+that samples are read from, new processes must be forked, so that their number does not affect the
+result.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from unisono.programs.hashes import hashed
 from unisono.programs.holders import Content, Holder
 from unisono.programs.walk import Walk
 
-_SAMPLED = 4096  # bytes of a tensor or an array
+_SAMPLED = 4096  # of a tensor or an array, in bytes
 _UNSEEN = (h.CACHE, h.DRAWN, h.POSITION, h.SUSPENDED, h.FROZEN, h.MADE_IN_C)
 
 
 @final
 class ForkedCopy:
-    """What some objects led to when a process was forked.
+    """The state of some objects when a process was forked.
 
     Args:
         roots: the objects, by name.
-        of_run: identities of tensors that training changes all the time.
+        of_run: identities of tensors that training changes in every step.
 
     Attributes:
         leads_to_run: the path to such a tensor; empty if there is none.
@@ -44,7 +45,7 @@ class ForkedCopy:
                     self._then.append((holder, _read(holder)))
 
     def changed(self) -> str:
-        """Return the path to something that has changed since; empty if nothing has."""
+        """Return the path to a changed value; empty if nothing has changed."""
         for holder, then in self._then:
             with suppress(Exception):
                 now = _read(holder)

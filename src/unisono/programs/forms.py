@@ -1,7 +1,7 @@
-"""Values that are made anew from a few parts, and how each kind is taken apart and put together.
+"""Values that are rebuilt from a few parts, with a converter to and from parts for each kind.
 
-What has to stay the same object (a list, an object with attributes, a function) is not here, but in
-``carry.py``, which looks through this table first.
+Objects that must stay the same object (a list, an object with attributes, a function) are not here
+but in ``carry.py``, which first looks through this table.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from unisono.programs import holders as h
 
 
 class Opaque(Exception):
-    """A value that cannot be carried; says of what kind it is."""
+    """A value that cannot be carried; the message names its kind."""
 
 
 class Form(NamedTuple):
-    """One kind of values.
+    """One kind of value.
 
     Attributes:
         fits: whether a value is of this kind.
-        parts: what it is made of, to be taken apart in turn.
-        make: makes it of them again; raises LookupError, TypeError or ValueError.
+        parts: its parts, which are converted in turn.
+        make: rebuilds it from the parts; raises LookupError, TypeError or ValueError.
     """
 
     fits: Callable[[Any], bool]
@@ -49,7 +49,7 @@ class Form(NamedTuple):
 _VALUES: tuple[Any, ...] = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
 _VALUES += (datetime.datetime, decimal.Decimal, fractions.Fraction, pathlib.Path, pathlib.PurePath)
 _VALUES += (range, slice, itertools.count, itertools.cycle, itertools.repeat, bytearray)
-NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # that checkpoints hold
+NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # of dtypes that checkpoints hold
 _VALUES += (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _ITERATORS: dict[str, Any] = {
     "iter": iter,
@@ -60,7 +60,7 @@ _ITERATORS: dict[str, Any] = {
 
 
 def is_value(value: Any) -> bool:
-    """Return whether something is made anew where it has changed, as it cannot be changed back."""
+    """Return whether a changed value is rebuilt, because it cannot be restored in place."""
     return h.is_frozen(type(value)) or isinstance(value, _VALUES)
 
 
@@ -119,7 +119,7 @@ def _bits(name: str, state: Any) -> np.random.Generator:
 
 
 def _is_of_records(value: Any) -> bool:
-    """Return whether an array has elements that are no plain numbers, but no objects either."""
+    """Return whether an array's elements are neither plain numbers nor objects."""
     is_array = type(value) is np.ndarray and value.dtype.name not in NUMBERS
     return is_array and not value.dtype.hasobject
 
@@ -146,7 +146,7 @@ def _sparse(places: Any, values: Any, shape: Any) -> torch.Tensor:
 
 
 def _weak(to: Any) -> Any:
-    return weakref.ref(set() if to is None else to)  # of None: to what is gone
+    return weakref.ref(set() if to is None else to)  # for None: to an object that is gone
 
 
 def _view(name: str, of: Any) -> Any:
@@ -222,4 +222,4 @@ FORMS = {
     ),
     "value": Form(is_value, _parts_of_value, _value),
 }
-"""By name; the first that fits counts."""
+"""By name; the first form that fits is used."""

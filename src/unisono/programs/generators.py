@@ -1,8 +1,8 @@
-"""Generators of random numbers of the program's own.
+"""The program's own random generators.
 
-They are seeded wherever the default ones are, each from the same word and its own path, and put
-back where these are put back: what a data set's `numpy.random.default_rng(0)` returns would depend
-on what this process has computed before.
+They are seeded whenever the default generators are, each from the same word and its path, and
+restored whenever those are restored. Otherwise the values of a dataset's
+`numpy.random.default_rng(0)` would depend on what this process has computed before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono.programs.walk import Walk
 
 
 class _Own(NamedTuple):
-    """One generator: how it is seeded (from 64 bits), read, and put back."""
+    """One generator, with functions to seed it (from 64 bits), read its state, and restore it."""
 
     generator: Any
     salt: int
@@ -35,7 +35,7 @@ class _Own(NamedTuple):
 
 @final
 class OwnGenerators:
-    """Those that some objects lead to, and all `holders`, once :meth:`look` was called.
+    """The generators that some objects lead to, and all `holders`, once :meth:`look` was called.
 
     The roots' names are the same in every process.
     """
@@ -45,12 +45,12 @@ class OwnGenerators:
         self.found: list[_Own] = []
         self.holders: list[Holder] = []
         self._account: Account | None = None  # of the last walk
-        self.apart: set[int] = set()  # parameters and buffers of modules that they lead to
+        self.apart: set[int] = set()  # parameters and buffers of modules that the roots lead to
 
     def look(self) -> bool:
-        """Look, maybe again; return whether others are there than before."""
+        """Search for generators; return whether they differ from those found before."""
         if self._account is not None and not self._account.changes():
-            return False  # whatever leads elsewhere now would have changed
+            return False  # any new path to a generator would be a change
         before = [own.generator for own in self.found]
         walk = Walk(self._roots)
         leading = [each for each in walk.holders if each.kind not in LEAVES]
@@ -61,23 +61,23 @@ class OwnGenerators:
         return before != [own.generator for own in self.found]
 
     def seed(self, word: int) -> None:
-        """Seed all of them, each otherwise, from the 64 bits that the default ones get."""
+        """Seed all generators, each differently, from the 64 bits that the default ones get."""
         for own in self.found:
             own.seed(word ^ own.salt)
 
     def states(self) -> list[Any]:
-        """Return how far each of them has come."""
+        """Return the states of all generators."""
         return [own.state() for own in self.found]
 
     def set_states(self, states: Sequence[Any]) -> None:
-        """Have each of them continue from a state, where as many are there."""
+        """Set each generator to a state, if there are as many states."""
         if len(states) == len(self.found):
             for own, state in zip(self.found, states, strict=True):
                 own.put_back(state)
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Leave those that are known now as they were, whatever happens."""
+        """Restore the generators known now after the block, even on errors."""
         states = [(own, own.state()) for own in self.found]
         try:
             yield
@@ -87,9 +87,9 @@ class OwnGenerators:
 
 
 def _own(path: str, generator: Any) -> _Own | None:
-    """Return how a generator is seeded; None if that cannot be done."""
+    """Return a generator with its functions; None if it cannot be seeded."""
     salt = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little")
-    # No code of the program's: what its own classes make of `seed` is not asked.
+    # Runs no code of the program: a subclass's `seed` is not called.
     if isinstance(generator, random.Random):
         kind = random.Random
         calls: Any = (kind.seed, kind.getstate, kind.setstate)
@@ -115,14 +115,14 @@ def _own(path: str, generator: Any) -> _Own | None:
 
 
 def copy_of(generator: Any) -> Any:
-    """Return a generator that has come as far; None if that cannot be done."""
+    """Return a copy of a generator with the same state; None if it cannot be copied."""
     with suppress(Exception):
         return copy.deepcopy(generator)
     return None
 
 
 def set_state(generator: Any, other: Any) -> None:
-    """Have a generator continue as another one of its class would."""
+    """Set a generator to the state of another one of its class."""
     ours, theirs = _own("", generator), _own("", other)
     if ours is not None and theirs is not None:
         ours.put_back(theirs.state())

@@ -1,4 +1,4 @@
-"""Hashes of what programs hold and compute: tensors, arrays, nests of them."""
+"""Hashes of what programs hold and compute: tensors, arrays, nested structures of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from unisono.runtime.device import in_rows
 
 
 def hashed(sample: Any, at_most: int = 64 * 1024) -> str:
-    """Hash what a sample holds, of tensors and arrays `at_most` bytes each, evenly taken.
+    """Return a hash of a sample, from `at_most` evenly spaced bytes of each tensor and array.
 
-    Of objects of unknown classes no more than the class counts.
+    Objects of unknown classes are represented only by their class.
     """
     digest = hashlib.blake2b(digest_size=16)
     _add(digest.update, sample, at_most)
@@ -57,7 +57,7 @@ def _add(update: Callable[[bytes], object], value: Any, at_most: int) -> None:
 
 
 def _told(data: bytes | memoryview) -> bytes:
-    """Shorten what a digest would take long for."""
+    """Return a checksum of long data, which would take long to hash."""
     return bytes(data) if len(data) <= 1 << 16 else zlib.crc32(data).to_bytes(4, "little")
 
 

@@ -1,4 +1,4 @@
-"""Where a program keeps values: the kinds of places, how each is read, and how it is put back.
+"""Where a program stores values: the kinds of places, how each is read, and how it is restored.
 
 ::
 
@@ -6,9 +6,9 @@
     entries, items, …      of a container           names      of a class, a module or a frame
     contents               of a tensor, an array    frozen     of an iterator, a suspended generator
 
-A *holder* is one such place. Its content is a pair of tuples, names and values, and is read without
-running any code of the program: attributes are read where they lie, properties are not asked. What
-is none of these kinds (a file, a lock, an object of C) has no content that can be seen.
+A *holder* is one such place. Its content is a pair of tuples, names and values. Reading it runs no
+code of the program: attributes are read directly, and properties are not called. Other objects (a
+file, a lock, an object of C) have no visible content.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ Content = tuple[tuple[Any, ...], tuple[Any, ...]]
 PLAIN = {type(None), bool, int, float, complex, str, bytes}
 ARRAYS = (torch.Tensor, np.ndarray)
 _WHOLE = 1 << 20
-"""Bytes of a tensor or an array; of a larger one some are looked at."""
+"""Larger tensors and arrays, in bytes, are only sampled."""
 _LONG = 1 << 16
-"""Entries of a container; of a longer one some are looked at."""
+"""Containers with more entries are only sampled."""
 _SAMPLED = 64
 _CONTAINERS = (OrderedDict, dict, list, deque, set)
 BASES = (OrderedDict, Counter, defaultdict, dict, list, deque, set)
-"""Classes of containers that fix what objects of classes made of them hold."""
-_IS_HEAP = 1 << 9  # of a class's flags
+"""Classes of containers that determine the contents of their subclasses' objects."""
+_IS_HEAP = 1 << 9  # one of a class's flags
 _POINTER = struct.calcsize("P")
 
 
 class Kind(NamedTuple):
-    """How places of one kind are read and put back.
+    """How places of one kind are read and restored.
 
-    `put` is None if that cannot be done; `opaque` says what cannot be carried either, of an owner.
+    `put` is None if they cannot be restored; `opaque` describes what of an owner cannot be carried.
     """
 
     name: str
@@ -70,27 +70,27 @@ class Kind(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """One place: its path, its kind, what holds the values, and which names count."""
+    """One place: its path, its kind, the object with the values, and which names count."""
 
     path: str
     kind: Kind
     owner: Any
     names: Collection[str] | None = None
     is_of_library: bool = False
-    key: str = ""  # the same in every process, of no other place
+    key: str = ""  # the same in every process, and unique
 
     def read(self) -> Content:
-        """Return what is held now."""
+        """Return the current content."""
         return self.kind.read(self.owner, self.names)
 
     def put(self, content: Content) -> None:
-        """Hold this content; does nothing where that cannot be done."""
+        """Restore a content; does nothing where that is impossible."""
         if self.kind.put is not None:
             self.kind.put(self.owner, self.names, content)
 
     @property
     def can_be_put_back(self) -> bool:
-        """Whether the place can be made to hold what it held; tensors are copied for it."""
+        """Whether the place can be restored; tensors are copied for this."""
         return self.kind.put is not None or self.kind is CONTENTS
 
     def slot(self, name: Any) -> str:
@@ -103,11 +103,11 @@ class Holder(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, str]:
-        """What it is in this process, whatever path leads to it."""
+        """The identity of the place in this process, whatever path leads to it."""
         return id(self.owner), self.kind.name
 
     def shown(self, name: Any) -> str:
-        """Return the path as a program would write it, the same whatever comes first."""
+        """Return the path as a program would write it, without torch's tables of layers."""
         is_whole = self.kind is FROZEN or (self.kind is ENTRIES and type(name) is not str)
         return _LAYERS.sub(r".\1", self.path if is_whole else self.slot(name))
 
@@ -121,7 +121,7 @@ def same(one: Content, other: Content) -> bool:
 
 
 def changed_slots(then: Content, now: Content) -> list[Any]:
-    """Return the names whose values differ, those that came or went among them."""
+    """Return the names whose values differ, including those added or removed."""
     before, after = dict(numbered(then)), dict(numbered(now))
     changed = [
         name
@@ -132,7 +132,7 @@ def changed_slots(then: Content, now: Content) -> list[Any]:
 
 
 def numbered(content: Content) -> Iterable[tuple[Any, Any]]:
-    """Return the names of a content's values, or their numbers, with each."""
+    """Return the names of a content's values, or their indices, with each value."""
     names, values = content
     return zip(names, values, strict=True) if names else enumerate(values)
 
@@ -144,7 +144,7 @@ def _is_same(one: Any, other: Any) -> bool:
     if kind is not type(other):
         return False
     if kind is float or kind is complex or isinstance(one, np.generic):
-        return repr(one) == repr(other)  # -0.0 is not 0.0, and NaN is NaN
+        return repr(one) == repr(other)  # -0.0 differs from 0.0, and NaN equals NaN
     if kind is tuple:
         return len(one) == len(other) and all(map(_is_same, one, other))
     return (kind in PLAIN or kind in (range, slice)) and bool(one == other)
@@ -196,7 +196,7 @@ def slots_of(kind: Any) -> tuple[str, ...]:
 def _read_filled(names: Iterable[str], get: Callable[[str], Any]) -> Content:
     found = {}
     for name in names:
-        with suppress(AttributeError, ValueError):  # a slot or a cell that is empty yet
+        with suppress(AttributeError, ValueError):  # a slot or a cell that is still empty
             found[name] = get(name)
     return tuple(found), tuple(found.values())
 
@@ -231,7 +231,7 @@ def _space(owner: Any) -> Any:
 
 def _read_names(owner: Any, names: Any) -> Content:
     space = _space(owner)
-    if isinstance(owner, type):  # all of them, as an inherited one may be set here later
+    if isinstance(owner, type):  # all of them: an inherited name may be set here later
         names = [name for name in space if name[:2] != "__"]
     there = [name for name in names if name in space]
     return tuple(there), tuple(space[name] for name in there)
@@ -249,7 +249,7 @@ def _put_names(owner: Any, names: Any, content: Content) -> None:
 
 
 def _read_patched(owner: Any, names: Any) -> Content:
-    """Read what a module or a class of a library has by names that a program's code has, too."""
+    """Read a library's module or class by the names that the program's code uses."""
     space = vars(owner)
     there = [name for name in names if name in space]
     return tuple(there), tuple(space[name] for name in there)
@@ -258,7 +258,7 @@ def _read_patched(owner: Any, names: Any) -> Content:
 def _put_patched(owner: Any, names: Any, content: Content) -> None:
     now, wanted = _read_patched(owner, names), dict(zip(*content, strict=True))
     for name in changed_slots(content, now):
-        if name in wanted and name in names:  # a file may ask for others
+        if name in wanted and name in names:  # a file could contain others
             setattr(owner, name, wanted[name])
 
 
@@ -283,7 +283,7 @@ def _read_frame(owner: types.FrameType, names: Any) -> Content:
 
 
 def _put_frame(owner: types.FrameType, names: Any, content: Content) -> None:
-    """Set variables of a function under way (PEP 667; before Python 3.13, by its C function)."""
+    """Set variables of a running function (PEP 667; before Python 3.13, through the C API)."""
     variables = owner.f_locals
     variables.update(zip(*content, strict=True))
     if sys.version_info < (3, 13):
@@ -294,7 +294,7 @@ def _put_frame(owner: types.FrameType, names: Any, content: Content) -> None:
 
 
 def _base(owner: Any) -> Any:
-    """Return the class whose methods read and write a container, whatever the program's does."""
+    """Return the builtin class whose methods read and write a container, even of a subclass."""
     kind = type(owner)
     if kind in _CONTAINERS:
         return kind
@@ -302,7 +302,7 @@ def _base(owner: Any) -> Any:
 
 
 def _is_ours(value: Any) -> bool:
-    """Return whether a value is a hook of ours, which comes and goes by itself."""
+    """Return whether a value is one of our hooks, which are added and removed separately."""
     module = getattr(getattr(value, "func", value), "__module__", None)
     return isinstance(module, str) and module.startswith("unisono.") and callable(value)
 
@@ -368,7 +368,7 @@ def _read_table(owner: Any, names: Any) -> Content:
 
 
 def _put_table(owner: Any, names: Any, content: Content) -> None:
-    """Have the tables of a layer these names; a value that is a text stays what it is."""
+    """Make a layer's tables have these names; entries that exist keep their values."""
     tables = vars(owner)
     for name in set(_read_table(owner, names)[0]) - set(content[0]):
         table, _, key = name.partition(".")
@@ -401,7 +401,7 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def _read_tensor(owner: Any, _: Any) -> Content:
-    """Read the attributes and the hooks of a tensor, whatever its elements are."""
+    """Read the attributes and hooks of a tensor, but not its elements."""
     hooks = tuple(_hooks_in(getattr(owner, name) or {}) for name in _TENSOR_HOOKS)
     table = vars(owner)
     return (*table, *_TENSOR_HOOKS), (*table.values(), *hooks)
@@ -437,7 +437,7 @@ def _put_context(owner: Any, _: Any, content: Content) -> None:
 
 
 _ENVIRONMENT = "os.environ "
-_OF_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # a worker's own
+_OF_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # differ between workers
 
 
 def _read_settings(owner: Any, names: Any) -> Content:
@@ -454,7 +454,7 @@ def _put_settings(owner: Any, names: Any, content: Content) -> None:
         if name in now[0] and name in owner:
             owner[name][2](wanted[name])
         elif variable not in names or variable in _OF_PLACE:
-            continue  # a file may ask for what the program never sets
+            continue  # a file could contain names that the program never sets
         elif name in wanted:
             os.environ[variable] = wanted[name]
         else:
@@ -462,12 +462,12 @@ def _put_settings(owner: Any, names: Any, content: Content) -> None:
 
 
 def bare(name: str) -> str:
-    """Return how a program's code names a variable of the environment, or anything else."""
+    """Return how a program's code names an environment variable, or any other setting."""
     return name.removeprefix(_ENVIRONMENT)
 
 
 def has_all_names(holder: Holder) -> bool:
-    """Return whether all names in a place count, as they do of a program's class."""
+    """Return whether all names in a place count, as for classes of the program."""
     return holder.kind is NAMES and isinstance(holder.owner, type)
 
 
@@ -504,8 +504,9 @@ SETTINGS_OF_PROCESS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], obj
         torch.set_default_dtype,
     ),
 }
-"""What the process has once, by how a program asks for it: the word by which a program sets it,
-without which it does not count; how it is read, and how it is set."""
+"""Process-wide settings, by how a program reads them: the word by which a program sets each,
+without which it is ignored; a function that reads it, and one that sets it.
+"""
 HOOKS_OF_ALL = {
     name: table
     for name, table in vars(torch.nn.modules.module).items()
@@ -518,7 +519,7 @@ HOOKS_OF_ALL = {
 
 
 def _read_contents(owner: Any, _: Any) -> Content:
-    # Views have the version of what they are views of, so it counts only where bytes are left out.
+    # Views share the version of their base, so it counts only if some bytes are not hashed.
     is_dense = isinstance(owner, torch.Tensor) and owner.layout is torch.strided
     has_version = is_dense and owner.nbytes > _WHOLE
     return (), (owner._version if has_version else 0, hashed(owner, _WHOLE))
@@ -565,14 +566,14 @@ def _read_drawn(owner: Any, _: Any) -> Content:
 
 
 def drawn_by(generator: Any) -> int | str:
-    """Hash how far a generator of random numbers has come."""
+    """Return a hash of a random generator's state."""
     if isinstance(generator, random.Random):
         return hash(random.Random.getstate(generator))
     return hashed(state_of(generator))
 
 
 def state_of(generator: Any) -> Any:
-    """Return the state of one of numpy's or torch's generators of random numbers."""
+    """Return the state of one of numpy's or torch's random generators."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.RandomState):
@@ -581,7 +582,7 @@ def state_of(generator: Any) -> Any:
 
 
 def _read_position(owner: Any, _: Any) -> Content:
-    """Read how far a file has been read."""
+    """Read the position in a file."""
     return (), (os.lseek(owner.fileno(), 0, os.SEEK_CUR),)
 
 
@@ -589,13 +590,13 @@ SUSPENDABLE = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorTyp
 
 
 def frame_of(suspended: Any) -> types.FrameType | None:
-    """Return the frame of a generator or a coroutine; None: it has ended."""
+    """Return the frame of a generator or a coroutine; None if it has ended."""
     names = ("gi_frame", "cr_frame", "ag_frame")
     return next((getattr(suspended, name) for name in names if hasattr(suspended, name)), None)
 
 
 def gives_steps(suspended: Any) -> bool:
-    """Return whether a generator is this package's, which gives a loop's steps."""
+    """Return whether a generator is this package's generator of a loop's steps."""
     frame = frame_of(suspended)
     return frame is not None and str(frame.f_globals.get("__name__")).startswith("unisono.")
 
@@ -612,18 +613,18 @@ def _words(suspended: Any) -> str:
 
 
 def _read_made_in_c(owner: Any, _: Any) -> Content:
-    """Hash what an object would be pickled as, where nothing else can be seen of it."""
+    """Hash the pickle of an object whose contents are not visible otherwise."""
     return (), (hashlib.blake2b(pickle.dumps(owner, 4), digest_size=16).hexdigest(),)
 
 
 def name_of(kind: type) -> str:
-    """Name a class with its module."""
+    """Return the name of a class with its module."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.lru_cache(maxsize=1024)
 def layout_of(kind: Any) -> Any:
-    """Return the class of Python's that fixes what objects of a class hold; None: made in C."""
+    """Return the builtin class that determines the layout of a class's objects; None if in C."""
     for each in kind.__mro__:
         if each in BASES:
             return each
@@ -635,16 +636,16 @@ def layout_of(kind: Any) -> Any:
         own += 1 if isinstance(slots, str) else len(slots)
         added = each.__basicsize__ - each.__base__.__basicsize__
         if not each.__flags__ & _IS_HEAP or added > own * _POINTER:
-            return None  # with more in it than attributes and slots
+            return None  # it holds more than attributes and slots
     return object
 
 
 def _read_frozen(owner: Any, _: Any) -> Content:
-    """Read what an iterator, a counter or the like of Python's own would be made of again."""
+    """Read the parts from which an iterator, a counter or the like of Python would be rebuilt."""
     parts: list[Any] = []
     for part in owner.__reduce__()[1:]:
         parts.extend(part if type(part) is tuple else [part])
-    # Some make a new list of what is left each time.
+    # Some return a new list of the remaining items each time.
     return (), tuple(tuple(part) if type(part) is list else part for part in parts)
 
 
@@ -656,17 +657,17 @@ FRAME = Kind("variables", _read_frame, _put_frame)
 ENTRIES = Kind("entries", _read_entries, _put_entries)
 ITEMS = Kind("items", _read_items, _put_items)
 OBJECTS = Kind("objects", _read_objects, _put_objects)
-"""Elements of an array of Python's objects."""
+"""Elements of an array of Python objects."""
 ELEMENTS = Kind("elements", _read_elements, _put_elements)
 PATCHED = Kind("names of a library", _read_patched, _put_patched)
 FUNCTION = Kind("function", _read_function, _put_function)
 TENSOR = Kind("tensor", _read_tensor, _put_tensor)
-"""What a tensor has beside its elements."""
+"""The attributes and hooks of a tensor."""
 CONTEXT = Kind("context", _read_context, _put_context)
 SETTINGS = Kind("settings", _read_settings, _put_settings)
 HOOKS = Kind("hooks", _read_hooks, _put_hooks)
 TABLE = Kind("table", _read_table, _put_table)
-"""Parameters or buffers of a layer, whose values are kept elsewhere: only their names count."""
+"""Names of a layer's parameters or buffers, whose values are stored elsewhere."""
 CONTENTS = Kind("contents", _read_contents)
 BYTES = Kind("bytes", _read_bytes, _put_bytes)
 FILE = Kind("file in memory", _read_file, _put_file)
@@ -677,7 +678,7 @@ SUSPENDED = Kind("suspended", _read_suspended, opaque=lambda owner: f"a Python {
 MADE_IN_C = Kind("made in C", _read_made_in_c, opaque=lambda owner: f"a {name_of(type(owner))}")
 FROZEN = Kind("frozen", _read_frozen)
 LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
-"""Kinds of places that lead to no other."""
+"""Kinds of places that lead to no others."""
 _WHOLES = {CONTEXT, ELEMENTS, CACHE, SUSPENDED, TABLE, MADE_IN_C, *LEAVES}
 _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 
@@ -700,10 +701,10 @@ def viewed(value: Any) -> Any:
 
 
 def is_iterator(value: Any) -> bool:
-    """Return whether a value is an iterator of Python's own, or one's tuple, as `zip` has it."""
+    """Return whether a value is a builtin iterator, or a tuple of iterators as in `zip`."""
     return is_frozen(type(value)) or type(value) is tuple
 
 
 def is_frozen(kind: type) -> bool:
-    """Return whether objects of a class of Python's own tell what they would be made of again."""
+    """Return whether objects of a builtin class can report the parts that would rebuild them."""
     return kind in _ITERATORS or kind.__module__ == "itertools"

@@ -1,4 +1,4 @@
-"""What a program changes between steps, as a part of its run.
+"""The program's changes between steps, as a part of its run's state.
 
 ::
 
@@ -7,10 +7,11 @@
     a snapshot       state_dict ─► values              what differs from the baseline
     back, resumed    load_state_dict
 
-There is no list of habits: whatever its callbacks, optimizers, schedules, losses, models, datasets
-and loops lead to (``walk.py``) is compared with what it was, and what differs is carried
-(``carry.py``). What cannot be carried is refused when it is first seen to change. What passes store
-is each worker's own: it was rehearsed that nothing depends on it.
+There is no list of special cases: everything that the callbacks, optimizers, schedules, losses,
+models, datasets and loops lead to (``walk.py``) is compared with its first state, and what differs
+is carried (``carry.py``). A change that cannot be carried raises an error when it is first seen.
+Values that passes store stay local to each worker: rehearsals have shown that nothing depends on
+them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from unisono.runtime.workers.team import Team
 
 OPTIMIZER = "the optimizer"
 KEY = "unisono.program"
-"""Where it is in a run's state, under a name that no program takes."""
+"""Its key in a run's state, which no program uses."""
 
 _NOT_KEPT_LINE = (
     "{} has changed since the loop began, and is not kept with the run: a worker that joins and a "
@@ -59,14 +60,14 @@ _MALFORMED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, Val
 _BY_SLOT: tuple[h.Kind, ...] = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
 _BY_SLOT += (h.PATCHED, h.FUNCTION, h.TENSOR, h.SETTINGS)
 _NOT_KEPT = (h.CACHE,)
-_BY_WALK = (h.NAMES, h.PATCHED, h.FRAME, h.SETTINGS)  # which names count, the walk says
-_MORE = "*"  # of a container: whatever comes into it
+_BY_WALK = (h.NAMES, h.PATCHED, h.FRAME, h.SETTINGS)  # the walk determines which names count
+_MORE = "*"  # of a container: anything that is added to it
 _OF_PYTHON = ("builtins", "itertools", "collections")
 _GROW = (h.ENTRIES, h.ITEMS, h.ELEMENTS)
 
 
 class _Place(NamedTuple):
-    """A place, what it held when it was first seen, and whether passes read it."""
+    """A place, its content when it was first seen, and whether passes read it."""
 
     holder: Holder
     content: Content
@@ -76,11 +77,11 @@ class _Place(NamedTuple):
 
 @final
 class KeptProgram:
-    """What a program has changed, as an object with a state.
+    """The program's changes, as an object with a state.
 
     Args:
-        model: whose parameters and buffers are kept elsewhere.
-        more: returns further tensors that are, such as an optimizer's.
+        model: the model, whose parameters and buffers are stored elsewhere.
+        more: returns further tensors stored elsewhere, such as an optimizer's.
         run_state: the program's `run.state`, which is saved elsewhere.
     """
 
@@ -95,16 +96,16 @@ class KeptProgram:
         self._places: dict[str, _Place] = {}
         self._known = Known({}, set(), self._tensors)
         self._loop = 0
-        self._after: dict[str, Any] | None = None  # `on_begin` of the loop under way
+        self._after: dict[str, Any] | None = None  # `on_begin` of the current loop
         self._loaded: Mapping[str, Any] | None = None
-        self.drawn: Any = None  # how far generators had come, where a state was put back
+        self.drawn: Any = None  # the positions of generators, when a state was restored
         self._drawn_now: Callable[[], Any] = list
-        self._own: set[str] = set()  # slots that differ from worker to worker
+        self._own: set[str] = set()  # slots that differ between workers
         self._stored: set[tuple[int, str, str]] = set()  # slots that passes write
-        self._saving: set[int] = set()  # callbacks with a state of their own
+        self._saving: set[int] = set()  # callbacks with their own state
         self._left: dict[str, Any] = {}  # of libraries, by path
-        self._alone = set[str]()  # what differs from worker to worker, and is no plain value
-        self._left_at_first: dict[str, Any] = {}  # likewise, as `on_begin` made it
+        self._alone = set[str]()  # differs between workers, and is not a plain value
+        self._left_at_first: dict[str, Any] = {}  # the same, as `on_begin` left it
         self._unseen = dict[str, str]()
         self.is_cut = False
 
@@ -116,11 +117,11 @@ class KeptProgram:
         themselves: Collection[int] = (),
         apart: Collection[int] = (),
     ) -> None:
-        """Note what all is like that some objects lead to, before anything is put back.
+        """Record the state of everything that some objects lead to, before anything is restored.
 
-        `passes`: what passes read; `between`: what runs between steps alone; `loops`: frames
-        of a loop of the program's own; `themselves`: identities of objects whose attributes are
-        saved elsewhere; `apart`: those of objects that are not looked at.
+        `passes`: objects that passes read; `between`: objects used only between steps; `loops`:
+        frames of the program's own loop; `themselves`: identities of objects whose attributes are
+        saved elsewhere; `apart`: identities of objects to ignore.
         """
         self._after = None
         self._run_state_then = dict(self._run_state)
@@ -133,14 +134,14 @@ class KeptProgram:
         num_read, unseen_in_passes = len(walk.holders), {*walk.unseen}
         for frame in loops:
             walk.extend({"": frame})
-        num_seeded = len(walk.holders)  # of generators before it all are, with the default ones
+        num_seeded = len(walk.holders)  # generators before it are seeded with the default ones
         walk.extend({**between, "": h.SETTINGS_OF_PROCESS, **h.HOOKS_OF_ALL})
         self.is_cut = walk.is_cut
         self._unseen = {
             path: kind for path, kind in walk.unseen.items() if path not in unseen_in_passes
         }
         before = {place.holder.identity: place for place in self._places.values()}
-        # What looks at memory of parameters is kept with these.
+        # Tensors over the memory of parameters are stored with the parameters.
         account = Account(walk.holders, apart=over_memory_of(state, walk.holders))
         self._places = {}
         for at, holder in enumerate(walk.holders):
@@ -169,7 +170,7 @@ class KeptProgram:
         return self._known.things.values()
 
     def stored_in_passes(self, changes: Iterable[ChangedPlace]) -> None:
-        """Take out what passes have been seen to write, which is each worker's own."""
+        """Exclude values that passes were seen to write, which stay local to each worker."""
         for change in changes:
             identity = change.holder.identity
             self._stored |= {(*identity, str(slot)) for slot in change.slots}
@@ -183,11 +184,11 @@ class KeptProgram:
         return self._loaded is not None and self._loaded["loop"] == loop
 
     def has_begun(self, loop: int, drawn_now: Callable[[], Any], team: Team | None) -> Any:
-        """Put back what `on_begin` has set anew, where the loop of this number had begun before.
+        """Undo what `on_begin` has reset, if the loop of this number had begun before.
 
-        `drawn_now` tells how far generators of random numbers have come; returns how far they had
-        come then, or None. Collective, if there is a `team`: what `on_begin` sets differently on
-        each worker, such as its rank, stays there.
+        `drawn_now` returns the positions of random generators; this returns their positions at that
+        time, or None. Collective if there is a `team`: values that `on_begin` sets differently on
+        each worker, such as its rank, stay as they are.
         """
         drawn = None
         if team is not None:
@@ -201,7 +202,7 @@ class KeptProgram:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has changed; raises a CheckpointError for what cannot be carried."""
+        """Return what has changed; raises a CheckpointError if something cannot be carried."""
         return {
             "loop": self._loop,
             "replaced": [
@@ -213,7 +214,7 @@ class KeptProgram:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the program's objects hold what they held."""
+        """Restore the contents of the program's objects."""
         try:
             if self._after is not None and state["loop"] != self._loop:
                 # From before `on_begin`, which is not called again.
@@ -228,15 +229,15 @@ class KeptProgram:
             ) from error
 
     def hand_out(self, state: Mapping[str, Any]) -> None:
-        """Give optimizers what those had that updated for all, at a loop's end."""
+        """Copy the updating workers' optimizer values to the others, at the end of a loop."""
         values = {k: v for k, v in state["values"].items() if _is_of_optimizer(k)}
         self._apply({**state, "values": values}, only=_is_of_optimizer)
 
     def compare(self, team: Team, *, have_all: bool = True) -> None:
-        """Refuse what differs between workers and what cannot be carried. Collective.
+        """Raise for values that differ between workers or cannot be carried. Collective.
 
-        What only callbacks read may differ, such as times: it is each worker's own from then on.
-        Unless all workers `have_all`, what the optimizer has changed is the leader's alone.
+        Values that only callbacks read may differ, such as times: they are local to each worker
+        from then on. Unless all workers `have_all`, only the leader has the optimizer's changes.
         """
         values = self._changed()
         if not have_all:
@@ -275,7 +276,7 @@ class KeptProgram:
         return {**dict(state), **{f"optimizer {n}": each for n, each in enumerate(self._more())}}
 
     def _changed(self) -> dict[str, Any]:
-        """Pack what differs from what it was at first."""
+        """Return what differs from the first state, packed."""
         changed: dict[str, tuple[_Place, list[Any], Content]] = {}
         remade: set[int] = set()
         for key, place in self._places.items():
@@ -299,11 +300,11 @@ class KeptProgram:
         return {key: parts for key, parts in packed.items() if parts}
 
     def _kept_slots(self, place: _Place, slots: list[Any]) -> list[Any]:
-        """Leave out what passes store and what is a worker's own."""
+        """Return the slots without those that passes store and those local to a worker."""
         holder = place.holder
         identity = holder.identity
         if isinstance(holder.owner, nn.Module):
-            slots = [slot for slot in slots if slot != "training"]  # modes are kept elsewhere
+            slots = [slot for slot in slots if slot != "training"]  # modes are stored elsewhere
         if (*identity, _MORE) in self._stored:
             slots = [slot for slot in slots if slot in place.content[0]]
         return [
@@ -316,7 +317,7 @@ class KeptProgram:
     def _add_those_that_hold(
         self, remade: set[int], changed: dict[str, tuple[_Place, list[Any], Content]]
     ) -> None:
-        """Add the slots in which there is something that can only be made anew."""
+        """Add the slots with values that can only be rebuilt."""
         for key, place in self._places.items():
             names, values = now = place.holder.read()
             slots = [names[at] if names else at for at, v in enumerate(values) if id(v) in remade]
@@ -376,7 +377,7 @@ class KeptProgram:
         return {"slots": packed, "gone": gone, "rest": rest} if packed or gone or rest else {}
 
     def _may_be_left(self, place: _Place, path: str, value: Any) -> bool:
-        """Return whether what cannot be carried may be left to each worker; notes what is told."""
+        """Return whether a value that cannot be carried may stay local; record it for a notice."""
         if id(place.holder.owner) in self._saving:
             return True
         if isinstance(value, torch.Tensor) or not is_of_a_library(type(value).__module__):
@@ -388,7 +389,7 @@ class KeptProgram:
         return True
 
     def left(self) -> list[str]:
-        """Return what of callbacks and loops is not kept: some objects, and what differs."""
+        """Return notices about callbacks' and loops' objects that are not kept, or that differ."""
         kinds = {
             path: f"a {h.name_of(type(value))}"
             for path, value in self._left.items()
@@ -413,7 +414,7 @@ class KeptProgram:
     def _apply(
         self, state: Mapping[str, Any], only: Callable[[str], bool] = lambda key: True
     ) -> None:
-        for key in state["replaced"]:  # by something else than what the program began with
+        for key in state["replaced"]:  # replaced by other objects than the program's first ones
             value = self._run_state.get(key)
             if value is not None and value is self._run_state_then.get(key):
                 self._run_state[key] = copied(value)
@@ -438,7 +439,7 @@ class KeptProgram:
                 holder.put(content)
 
     def _wanted(self, place: _Place, packed: Any, unpacker: Unpacker) -> tuple[Content | None, Any]:
-        """Return what a place is to hold: what it held at first, with what has changed since."""
+        """Return the content that a place should have: the first one, with later changes."""
         holder = place.holder
         if holder.kind in (h.CONTENTS, h.DRAWN):
             if packed is not None:
@@ -451,7 +452,7 @@ class KeptProgram:
         if is_by_slot:
             then = now if holder.kind is h.TABLE else dict(h.numbered(place.content))
             packed = packed or {"slots": {}, "gone": [], "rest": []}
-            is_saved = id(holder.owner) in self._saving  # but for what its own state leaves out
+            is_saved = id(holder.owner) in self._saving  # except for what its own state omits
             mine = {
                 n
                 for n in now
@@ -485,7 +486,7 @@ class KeptProgram:
 def _of_names(
     content: Content, now: Content, known: Collection[str], names: Collection[str]
 ) -> Content:
-    """Return what was there by the `names` that count now, and what is there by the new ones."""
+    """Return the first content under the `names` that count now; new names have their value now."""
     there = dict(zip(*now, strict=True))
     then = {n: value for n, value in zip(*content, strict=True) if n in there or h.bare(n) in names}
     new = (name for name in there if name not in then and h.bare(name) not in known)
@@ -494,7 +495,7 @@ def _of_names(
 
 
 def _kept_apart(value: Any) -> Any:
-    """Copy a tensor or an array, which the program may go on to change."""
+    """Return a copy of a tensor or an array, which the program may change later."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -519,7 +520,7 @@ def _parts(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
 
 
 def _number_of(packed: Any) -> int:
-    """Hash what was packed; 32 bits."""
+    """Return a 32-bit hash of packed values."""
     number = 0
 
     def text(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Which variables of a frame does the rest of its code need?
 
-A variable that is always set before it is read need not be kept. Followed are the instructions that
-may come next, from where the frame stands (live variable analysis; Aho, Lam, Sethi, Ullman:
-Compilers, section 9.2.5).
+A variable that is always set before it is read need not be stored. The analysis follows all
+instructions that may run next, starting at the frame's current one (live variable analysis; Aho,
+Lam, Sethi, Ullman: Compilers, section 9.2.5).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """Return what the code of a frame names, by name, as far as it is there already."""
+    """Return the existing variables that a frame's code names, by name."""
     there = {**frame.f_globals, **frame.f_locals}
     code = frame.f_code
     names = {*names_in(code), *code.co_varnames, *code.co_cellvars, *code.co_freevars}
@@ -33,9 +33,10 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Name what a function's code may take from globals and from modules; inner functions, too.
+    """Yield the names that a function's code and its inner functions may use from globals or
+    modules.
 
-    Texts among them, as `globals()["rate"]` and `getattr(settings, "rate")` have.
+    Includes strings, as in `globals()["rate"]` and `getattr(settings, "rate")`.
     """
     yield from code.co_names
     for constant in code.co_consts:
@@ -46,7 +47,7 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 
 def orders_by_hash(code: CodeType) -> bool:
-    """Return whether some code makes sets, or asks for hashes."""
+    """Return whether code creates sets or uses hashes."""
     makes_sets = any(each.opname == "BUILD_SET" for each in dis.get_instructions(code))
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     by_name = {"hash", "set", "frozenset"} & {*code.co_names}
@@ -54,7 +55,7 @@ def orders_by_hash(code: CodeType) -> bool:
 
 
 def iterators_around(steps: Any) -> list[str]:
-    """Name Python's own iterators that take from a generator and count, such as `enumerate`."""
+    """Return the names of builtin iterators around a generator that count, such as `enumerate`."""
     found, inner = list[str](), [steps]
     while inner:
         outer = [one for one in gc.get_referrers(*inner) if is_iterator(one)]
@@ -65,7 +66,7 @@ def iterators_around(steps: Any) -> list[str]:
 
 
 def frames_of_loop(taking: FrameType | None, asking: FrameType | None) -> list[FrameType]:
-    """Return the frames from the one that takes the steps to the one that has asked for them."""
+    """Return the frames from the one that takes the steps to the one that requested them."""
     frames = list[FrameType]()
     while taking is not None and taking is not asking:
         frames.append(taking)
@@ -74,7 +75,7 @@ def frames_of_loop(taking: FrameType | None, asking: FrameType | None) -> list[F
 
 
 def has_stored(frame: FrameType | None, since: int) -> bool:
-    """Return whether a frame may have set variables since it stood at an instruction."""
+    """Return whether a frame may have set variables since it was at an instruction."""
     if frame is None:
         return False
     done = frame.f_code.co_code[since : frame.f_lasti : 2]
@@ -82,7 +83,7 @@ def has_stored(frame: FrameType | None, since: int) -> bool:
 
 
 def takes_in_a_loop(frame: FrameType) -> bool:
-    """Return whether a frame takes its next step by `for` or `next`, and keeps it in variables."""
+    """Return whether a frame takes its next step by `for` or `next` and stores it in variables."""
     code = frame.f_code
     at = {each.offset: each.opname for each in dis.get_instructions(code)}
     opname = at[max((offset for offset in at if offset <= frame.f_lasti), default=0)]
@@ -96,7 +97,7 @@ def live_variables(frame: FrameType) -> set[str]:
     instructions = list(dis.get_instructions(code))
     at = {each.offset: index for index, each in enumerate(instructions)}
     live: set[str] = set()
-    # It may stand at the caches of an instruction, which are not listed.
+    # The frame may be at an instruction's caches, which are not listed.
     here = max((offset for offset in at if offset <= frame.f_lasti), default=0)
     waiting = [(at[here], frozenset[str]())]
     seen: dict[int, frozenset[str]] = {}
@@ -105,7 +106,7 @@ def live_variables(frame: FrameType) -> set[str]:
         while index < len(instructions):
             before = seen.get(index)
             if before is not None and before <= written:
-                break  # nothing new can be read from here on
+                break  # nothing new can be read from here
             seen[index] = written if before is None else before & written
             each = instructions[index]
             names = _names_of(each)
@@ -129,7 +130,7 @@ def _names_of(each: dis.Instruction) -> tuple[str, ...]:
 
 
 def _read_by_inner(code: CodeType) -> set[str]:
-    """Name what functions and comprehensions in it read, which may be called at any time."""
+    """Return the names that inner functions and comprehensions read: they may run at any time."""
     found: set[str] = set()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

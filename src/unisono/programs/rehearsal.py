@@ -1,6 +1,7 @@
-"""Does what is computed depend on what was computed before? Compute it again, and compare.
+"""Does a computation depend on earlier computations? Repeat it, and compare.
 
-For shards, models, whole batches, samples and `on_gradients` alike. From what the program keeps::
+Used for shards, models, whole batches, samples and `on_gradients`. Starting from the program's
+state::
 
     as it began ─► this                           what is known
     as it is left then ─► this again              a counter, a running mean, a list that grows
@@ -8,8 +9,8 @@ For shards, models, whole batches, samples and `on_gradients` alike. From what t
                                                   first sample sets, noise that is drawn once
     with what grows set further ─► this again     what only begins after a while
 
-Each must come to the same. What is only stored, or is the same whoever stores it first (a cache, a
-file that is opened once), makes no difference, and is allowed.
+All must give the same result. State that is only stored, or that is the same for any computation
+that stores it first (a cache, a file that is opened once), makes no difference and is allowed.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from unisono.programs.account import Account
 from unisono.programs.holders import Content, Holder
 
 Seen = Mapping[str, Any]
-"""By name, what a computation has come to; empty if it raised."""
+"""The results of a computation, by name; empty if it raised."""
 
 _FURTHER = (10, 1000, 100_000)
-"""How much further counters are set."""
+"""How far counters are advanced."""
 
 
 class Dependence(NamedTuple):
-    """Why a computation is not a function of what it is given."""
+    """Why a computation is not a function of its inputs."""
 
-    path: str  # to what is kept; empty if that cannot be seen
-    differs: str  # what the computation came to otherwise
-    is_of_rank: bool = False  # it asks which worker this is
-    is_plain: bool = False  # a number or a text is kept
-    after: str = ""  # which other computation has left what makes the difference
+    path: str  # to the stored value; empty if unknown
+    differs: str  # the result that differed
+    is_of_rank: bool = False  # the computation reads the rank of its worker
+    is_plain: bool = False  # the stored value is a number or a string
+    after: str = ""  # the other computation that stored the value
 
 
 class Rehearsal(NamedTuple):
-    """One computation, and how it is repeated.
+    """One computation, and how to repeat it.
 
     Attributes:
-        look: returns the account of what the program keeps now.
-        again: computes it again, from what the program keeps then.
-        elsewhere: likewise, as another worker.
-        others: by name, compute something else; each is tried before this.
-        written: places that this computation was seen to write to, also at earlier moments.
+        look: returns an account of the program's current state.
+        again: computes it again, from the state at that time.
+        elsewhere: computes it again as another worker.
+        others: by name, other computations; each is tried before this one.
+        written: places that this computation was seen to write to, now or earlier.
     """
 
     look: Callable[[], Account]
@@ -62,9 +63,9 @@ class Rehearsal(NamedTuple):
     others: Mapping[str, Callable[[], object]] = MappingProxyType({})
 
     def judge(self, begun: Sequence[Account], known: Seen) -> Dependence | None:
-        """Compare; leaves what the program keeps as it finds it.
+        """Return a dependence, or None; leaves the program's state unchanged.
 
-        `begun`: what the program kept before this was computed, and at earlier moments.
+        `begun`: the program's state before this computation, and at earlier moments.
         """
         self.written.update(change.holder.identity for change in begun[0].changes())
         left = self.look() if self.written else begun[0]
@@ -82,7 +83,7 @@ class Rehearsal(NamedTuple):
         if differs := difference(known, seen):
             if self.elsewhere and not difference(known, self._from(left)):
                 return Dependence("", differs, is_of_rank=True)
-            late = [change.holder for change in left.changes()]  # what only now is written to
+            late = [change.holder for change in left.changes()]  # what it writes to only now
             return self._culprit([*written, *late], begun[0], left, known, differs)
         if not written:
             return None
@@ -108,14 +109,14 @@ class Rehearsal(NamedTuple):
         return self.again()
 
     def _after(self, name: str, before: Account, left: Account) -> str | None:
-        """Compute this alone and after something else, from what was kept before."""
+        """Return the difference between this computed alone, and after another computation."""
         self._begin(before, left)
         alone = self.again()
         self._begin(before, left, name)
         return difference(alone, self.again())
 
     def _begin(self, before: Account, left: Account, name: str = "") -> None:
-        """Have what was kept before, and compute something else."""
+        """Restore an earlier state, and run another computation."""
         left.put_back()
         before.put_back(self._is_written)
         with suppress(Exception):
@@ -131,7 +132,7 @@ class Rehearsal(NamedTuple):
         differs: str,
         after: str = "",
     ) -> Dependence:
-        """Find the place that makes the difference when it alone is what it was before."""
+        """Return the place that makes the difference when only that place is restored."""
         for holder in written:
             if after:
                 self._begin(before, left, after)
@@ -162,7 +163,7 @@ def _is_same(one: Holder, other: Holder) -> bool:
 
 
 def carried(before: Account, left: Account, differs: str) -> Dependence:
-    """Name something that has changed since, for which no computation can be repeated."""
+    """Return a changed place as a dependence, where no computation can be repeated."""
     changes = before.changes()
     changed = [change for change in changes if left.content(change.holder) is not None]
     nothing: Content = (), ()
@@ -174,7 +175,7 @@ def carried(before: Account, left: Account, differs: str) -> Dependence:
 
 
 def _finding(holder: Holder, before: Account | None, left: Account, differs: str) -> Dependence:
-    """Name the first of the values in a place that have changed."""
+    """Return a dependence on the first changed value in a place."""
     now = left.content(holder) or holder.read()
     then = holder.read() if before is None else before.content(holder)
     slots = h.changed_slots(then, now) if then is not None else []
@@ -186,12 +187,12 @@ def _finding(holder: Holder, before: Account | None, left: Account, differs: str
 
 
 def difference(one: Seen, other: Seen) -> str | None:
-    """Name something that is not the same in both, of what both have."""
+    """Return a name that both have with different values; None if there is none."""
     return next((name for name in one if name in other and one[name] != other[name]), None)
 
 
 def set_further(holder: Holder, more: int) -> None:
-    """Have numbers in a place be what they might be after more computations of the same."""
+    """Advance the numbers in a place as further computations might."""
     with suppress(Exception):
         if holder.kind is h.CONTENTS:
             _set_array_further(holder.owner, more)

@@ -1,13 +1,13 @@
-"""What do objects of a program lead to? One walk, from named roots to all places that hold values.
+"""What do a program's objects lead to? One walk, from named roots to all places with values.
 
 ::
 
-    loss, model, data set ─► attributes, slots, containers, partials, closures, bound methods,
+    loss, model, dataset ──► attributes, slots, containers, partials, closures, bound methods,
                              globals and class attributes that the program's own code names ─► …
 
 Nearer things come first. A thing is named by the path to it, ``dataset.transform.steps[2].rng``,
-the same in every process. Modules of libraries are not walked, nor what belongs to the process (a
-library's object that holds a file, a lock, a thread): it is the program's business.
+which is the same in every process. The walk skips modules of libraries, and objects that belong to
+the process (a library's object with a file, a lock or a thread).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from unisono.programs.holders import Holder
 from unisono.programs.live import live_variables, names_in
 
 VISITED_AT_MOST = 20_000
-_PICKLED_WITHIN_S = 0.01  # of an object made in C, to see whether it has changed
-_LONG = 4096  # entries of a container that are walked
+_PICKLED_WITHIN_S = 0.01  # for an object made in C, to detect changes
+_LONG = 4096  # longer containers are not walked
 _LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
 _GENERATORS: tuple[Any, ...] = (
     random.Random,
@@ -80,31 +80,31 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 _LAYER_TABLES = ("_parameters", "_buffers")
 _CONTAINERS = (dict, list, tuple, deque, set)
 _PLAIN_CONTAINERS = {*_CONTAINERS, OrderedDict, Counter, defaultdict}
-# A schedule of torch's puts a function of its own around `step`.
+# torch's schedulers wrap `step` in a function of theirs.
 _OF_OPTIMIZER = frozenset({"state", "param_groups", "defaults", "step"})
 
 Found = tuple[str, Any, bool]
-"""The path to something, the thing, and whether it was found in the program's own."""
+"""The path to something, the thing, and whether the program's own objects led to it."""
 
 
 @final
 class Walk:
-    """What was found from `roots`.
+    """What `roots` lead to.
 
     Args:
-        elsewhere: the identities of tensors that are kept by other means.
-        layers: the identities of the modules and optimizers that hold them.
-        themselves: the identities of objects whose attributes they save and load themselves.
-        shallow: those of objects of which only the attributes count, not what these lead to.
+        elsewhere: the identities of tensors that are stored elsewhere.
+        layers: the identities of the modules and optimizers with those tensors.
+        themselves: the identities of objects that save and load their own attributes.
+        shallow: the identities of objects whose attributes count, but not what those lead to.
 
     Attributes:
-        holders: the places that hold values, nearer ones first.
+        holders: the places with values, nearer ones first.
         paths: by identity, the path to each thing.
-        generators: generators of random numbers by path, but the default ones.
-        names: what the program's own code names.
+        generators: random generators by path, without the default ones.
+        names: the names in the program's own code.
         of_modules: the identities of the parameters and buffers of modules that were found.
-        unseen: by path, the class of objects made in C that cannot be looked into.
-        is_cut: whether there is more than is visited.
+        unseen: by path, the class of objects made in C that cannot be inspected.
+        is_cut: whether some objects were not visited.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class Walk:
         self.is_cut = False
         self._elsewhere, self._layers = elsewhere, layers
         self._themselves, self._shallow = themselves, shallow
-        self._beside: set[int] = set()  # of what is kept elsewhere, what was looked at
+        self._beside: set[int] = set()  # stored elsewhere, but already visited
         self._spaces: dict[int, dict[str, str]] = {}  # of modules and classes: names, with paths
         self._default = default_generators()
         self.extend(roots)
 
     def extend(self, roots: Mapping[str, Any]) -> list[Holder]:
-        """Walk from more objects; returns the holders that are new."""
+        """Walk from more objects; return the new holders."""
         begin = len(self.holders)
         waiting = deque[Found]((name, root, True) for name, root in roots.items())
         while waiting:
@@ -148,10 +148,10 @@ class Walk:
                     waiting.extend(self._hold(path, h.TENSOR, value, own=True))
                 continue
             unique = path
-            while unique in self.things:  # a method is where its object is, say
+            while unique in self.things:  # for example a method, which has its object's path
                 unique += "'"
             self.paths[id(value)] = unique
-            self.things[unique] = value  # kept, so that no other gets its `id`
+            self.things[unique] = value  # stored, so that its `id` is not reused
             if isinstance(value, _GENERATORS):
                 if not isinstance(value, random.SystemRandom):
                     self.generators[path] = value
@@ -163,7 +163,7 @@ class Walk:
                     if kind in _LEAVES or (kind in (tuple, frozenset) and not each):
                         continue
                     waiting.append((part, each, is_of_program))
-            except Exception:  # whatever an object makes of being looked at, the walk goes on
+            except Exception:  # inspecting an object may raise anything
                 continue
         return self.holders[begin:]
 
@@ -181,7 +181,7 @@ class Walk:
     def _hold(
         self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool
     ) -> Iterator[Found]:
-        """Note a place, and return what is in it."""
+        """Record a place, and yield what is in it."""
         holder = self._note(path, kind, owner, names, own=own)
         names, values = holder.read()
         if len(values) <= _LONG and holder.kind not in (h.CONTENTS, h.BYTES, h.CACHE, h.TABLE):
@@ -190,7 +190,7 @@ class Walk:
                 if type(value) in _LEAVES or name == "__class__":
                     continue
                 if holder.kind is h.ENTRIES and type(name) is not str:
-                    name = at  # other keys may differ between processes, as the numbers of hooks do
+                    name = at  # other keys, such as hook IDs, may differ between processes
                 yield holder.slot(name), value, own
 
     def _taken_apart(self, path: str, value: Any, *, is_own: bool) -> Iterator[Found]:
@@ -265,7 +265,7 @@ class Walk:
             yield from self._of_names(path, value.__globals__, set(names_in(value.__code__)))
 
     def _of_names(self, path: str, space: dict[str, Any], names: set[str]) -> Iterator[Found]:
-        """Follow what a function's code names, in its module and in modules that it names."""
+        """Follow the names in a function's code, in its module and in modules that it names."""
         self.names |= names
         spaces = {path: space}
         for name in sorted(names & space.keys()):
@@ -278,7 +278,7 @@ class Walk:
             yield from self._of_space(where, there, str(there.get("__name__")), there, chosen)
 
     def _note_patched(self, space: Mapping[str, Any], names: set[str]) -> None:
-        """Hold names of the modules and classes of libraries that are reached by names alone."""
+        """Record the names in library modules and classes that are reached only by name."""
         waiting, seen = [space], set[int]()
         while waiting:
             space = waiting.pop()
@@ -288,7 +288,7 @@ class Walk:
                 module = str(getattr(owner, "__module__", None) or getattr(owner, "__name__", ""))
                 if is_space and is_of_a_library(module) and not module.startswith("unisono"):
                     seen.add(id(owner))
-                    # Modules get others as they are asked for them.
+                    # Some modules create attributes on first access.
                     is_lazy = isinstance(owner, types.ModuleType) and owner is not builtins
                     there = names & vars(owner).keys() if is_lazy else names
                     there = {each: f"{_name(owner)}.{each}" for each in there if each[:2] != "__"}
@@ -307,7 +307,7 @@ class Walk:
     def _of_space(
         self, path: str, owner: Any, key: str, space: Mapping[str, Any], names: Collection[str]
     ) -> Iterator[Found]:
-        """Hold names of a module or a class: one place, whatever leads to it."""
+        """Record names of a module or a class: as one place, whatever leads to it."""
         known = self._spaces.get(id(owner))
         if known is None:
             known = self._spaces[id(owner)] = {}
@@ -349,7 +349,7 @@ class Walk:
     def _of_object(self, path: str, value: Any, *, is_own: bool) -> Iterator[Found]:
         kind: Any = type(value)
         if kind.__module__.startswith(_OF_RUNS):
-            return  # what of ours leads back to the whole program
+            return  # objects of ours that lead back to the whole program
         own = (kind in _NAMESPACES and is_own) or not is_of_a_library(kind.__module__)
         if isinstance(value, (io.StringIO, io.BytesIO)):
             self._note(path, h.FILE, value, own=own)
@@ -367,7 +367,7 @@ class Walk:
         if isinstance(value, nn.Module):
             own_state = (*value._parameters.values(), *value._buffers.values())
             self.of_modules |= set(map(id, own_state))
-            # Parameters and buffers of the run's layers are kept elsewhere.
+            # Parameters and buffers of the run's layers are stored elsewhere.
             is_layer = id(value) in self._layers
             without = _OF_LAYERS if is_layer else _HOOKS
             yield from self._hold(path, h.HOOKS, value, _HOOKS, own=own)
@@ -391,7 +391,7 @@ class Walk:
             yield f"{path}.{kind.__name__}", kind, False
 
     def _note_made_in_c(self, path: str, value: Any) -> None:
-        """Hold an object of the program's that has more in it than attributes and slots."""
+        """Record an object of the program that holds more than attributes and slots."""
         kind: Any = type(value)
         if kind.__module__ in _OF_PYTHON or any(form.fits(value) for form in FORMS.values()):
             return
@@ -399,7 +399,7 @@ class Walk:
         try:
             h.MADE_IN_C.read(value, None)
             is_seen = time.perf_counter() - begun_s < _PICKLED_WITHIN_S
-        except Exception:  # whatever it makes of being pickled
+        except Exception:  # pickling it may raise anything
             is_seen = False
         if is_seen:
             self._note(path, h.MADE_IN_C, value, own=not is_of_a_library(kind.__module__))
@@ -408,14 +408,14 @@ class Walk:
 
 
 def _name(owner: Any) -> str:
-    """Name a module or a class."""
+    """Return the name of a module or a class."""
     if isinstance(owner, types.ModuleType):
         return owner.__name__
     return h.name_of(owner)
 
 
 def _within(path: str, table: Mapping[str, Any], *, own: bool) -> Iterator[Found]:
-    """Return what is in some attributes, and in lists there, but not these themselves."""
+    """Yield the values of attributes and of lists in them, but no containers themselves."""
     for name, value in table.items():
         parts = value if isinstance(value, (list, tuple)) else [value]
         yield from (
@@ -426,7 +426,7 @@ def _within(path: str, table: Mapping[str, Any], *, own: bool) -> Iterator[Found
 
 
 def default_generators() -> dict[int, Any]:
-    """Return the default generators, which are seeded in any case, by identity."""
+    """Return the default generators, which are always seeded, by identity."""
     of_numpy: Any = np.random.mtrand._rand
     defaults = [random._inst, of_numpy, of_numpy._bit_generator, torch.default_generator]
     return {id(each): each for each in defaults}
@@ -450,7 +450,7 @@ def is_of_process(value: Any, depth: int = 3) -> bool:
 
 @functools.cache
 def is_of_a_library(module: str | None) -> bool:
-    """Return whether a module came with Python or was installed, as far as its file says."""
+    """Return whether a module came with Python or was installed, judging by its file."""
     name = module or "builtins"
     if name in ("__main__", "__mp_main__"):
         return False
@@ -464,7 +464,7 @@ def is_of_a_library(module: str | None) -> bool:
 
 
 def programs_own(function: Any) -> Any:
-    """Return the program's own function, which ours may be around."""
+    """Return the program's own function, without our wrappers."""
 
     def is_own(function: Any) -> bool:
         module = getattr(function, "__globals__", {}).get("__name__", "")
