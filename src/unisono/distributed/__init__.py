@@ -1,8 +1,7 @@
 """For programs that use torch.distributed themselves.
 
-``init`` sets up the process group and tears it down. ``DistributedDataParallel`` is torch's class
-with one order of summation on every backend, and ``DistributedSampler`` torch's class with every
-sample exactly once.
+``init`` sets up the process group and tears it down. ``DistributedDataParallel`` is torch's with
+one order of summation on every backend, ``DistributedSampler`` torch's with every sample once.
 """
 
 from unisono.distributed.distributed_sampler import DistributedSampler

@@ -1,8 +1,7 @@
 """Averages tensors in the canonical order, even if the group's library sums in another order.
 
-If the library's own sum is canonical, it is used: the backend ``unisono`` adds along the tree of
-:mod:`unisono.plan.summation`, and two numbers have only one sum. Otherwise the library moves bytes
-and we add::
+If the library's own sum is canonical, it is used: two numbers have only one sum, and the backend
+``unisono`` adds along the tree of :mod:`unisono.plan.summation`. Otherwise it only moves bytes::
 
     rank 0   a₀ a₁ a₂ ─┐               ┌─ a₀ b₀ c₀ → (a₀ + b₀) + c₀ ─┐
     rank 1   b₀ b₁ b₂ ─┤  all_to_all   ├─ a₁ b₁ c₁ → (a₁ + b₁) + c₁ ─┤  all_gather: all three
@@ -10,8 +9,7 @@ and we add::
 
 Each rank sends and receives as much as in a ring. The elements left over when a tensor is cut into
 W equal slices are sent with every slice, so each rank adds them itself. Every element is multiplied
-by 1/W, rounded to its dtype, before it is added, as in torch's DDP. For sparse tensors each rank
-gathers and adds all rows.
+by 1/W, rounded to its dtype, before it is added, as in torch's DDP. Sparse rows are all gathered.
 
 A hook averages a DDP model's buckets in this way. torch accepts only one hook per model, for good.
 Ours is registered at the start; if the program registers a hook later, ours calls it instead of
@@ -125,7 +123,6 @@ def _padded(rows: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Stack all ranks' tensors of the same shape."""
     stacked = tensor.new_empty(group.size(), *tensor.shape)
     if tensor.numel():
         gather_bytes(stacked, tensor.contiguous(), group)

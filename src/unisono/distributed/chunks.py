@@ -8,8 +8,7 @@
 
 Chunks have ⌈batch / shards⌉ samples each, and the last one has the rest. Devices divide chunks as
 workers divide shards: each gets a contiguous range, with sizes that differ by at most one. Every
-tensor is cut; other values are passed to each chunk unchanged. Output tensors are concatenated in
-the order of the chunks.
+tensor is cut; other values are passed to each chunk unchanged. Outputs are concatenated in order.
 
 Tensors are found inside of tuples, named tuples, lists and dicts, at any depth, as by torch.
 """

@@ -1,8 +1,7 @@
 """torch's DistributedDataParallel with the canonical order of summation.
 
 Before a model's first exchange all ranks check that they have the same model. torch compares with
-rank 0's model and raises on the ranks that differ, while rank 0 waits. Here all ranks compare, so
-all raise.
+rank 0's model and raises on the ranks that differ, while rank 0 waits. Here all compare and raise.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
       lies. On the backend ``unisono`` and for W ≤ 2 nothing has to be done for it; elsewhere each
       bucket is exchanged in two steps (``averaging.py``). The path for NCCL and W ≥ 3
       is written but has not been run yet.
-    * **A model that differs between ranks is refused on all of them**, with both differences,
-      instead of on some while the others wait.
+    * **A model that differs between ranks raises on all of them**, instead of on some of them.
 
     A hook of your own (``register_comm_hook``) takes the place of ours, and the order is then its
     affair; that also holds for `mixed_precision` and for optimizers that run in the backward pass,
@@ -142,8 +140,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         if self._has_sparse_gradients and isinstance(group, Group):
             return True  # the group has only dense collectives
         # The reducer divides gradients that are already in its buckets or are copied together, and
-        # multiplies others by 1/W: not the same unless W is a power of two. The reducer in Python
-        # always divides.
+        # multiplies others by 1/W: not the same unless W is a power of two. Python's divides.
         divides = self.gradient_as_bucket_view or getattr(self, "batched_grad_copy", False)
         return bool(divides or self._use_python_reducer) and group.size() > 2
 

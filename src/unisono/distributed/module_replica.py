@@ -1,8 +1,8 @@
 """Creates a module of the same structure that computes with other tensors.
 
 Like torch's ``replicate``, this uses the method of modules for that purpose: each module is copied,
-but not the objects that its attributes refer to. Tensors replace the parameters under their names
-and, unlike torch's, also in ``parameters()``.
+but not the objects that its attributes refer to. Tensors replace parameters under their
+names and, unlike torch's, also in ``parameters()``.
 
 Each chunk gets its own alias of the module's tensors. A fork has two halves for each tensor, so
 that forks make the tree of :mod:`unisono.plan.summation`, and a backward pass its additions::
@@ -18,8 +18,8 @@ Each sum is computed on the device of its first chunk, so devices only exchange 
 sub-trees. An alias shares memory and version counter with its tensor.
 
 Autograd has one thread per device. A chunk's outputs pass through one gate, so that its backward
-pass begins once all their gradients have arrived: otherwise the order of summation within the chunk
-could depend on which device is faster.
+pass begins once all their gradients have arrived: otherwise the order of summation could depend on
+the devices' speed.
 """
 
 from __future__ import annotations

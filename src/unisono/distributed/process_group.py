@@ -2,8 +2,7 @@
 
 Only :func:`num_gpus` queries GPUs. (The launcher, which must not initialize CUDA, queries the
 driver: ``placement.py``.) All ranks make common decisions from the same gathered choices: they may
-have chosen different seeds, different backends (and would wait for each other until the timeout) or
-the same GPU.
+have chosen different seeds, different backends (and would wait until the timeout) or the same GPU.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ class Here:
         """Seed this rank's generators differently from all other ranks'.
 
         Use it for random numbers that should differ between ranks, such as dropout and
-        augmentation, after creating the model, which must be the same everywhere. Depends only on
-        seed and rank.
+        augmentation, once the model is created, alike on all. Depends only on seed and rank.
         """
         _seed_generators(seed_of("rank", self.seed, self.world.rank))
 
@@ -130,8 +128,7 @@ class Here:
         if not self._is_open or os.getpid() != self._pid:
             return
         self._is_open = False
-        # Collect garbage: a group that is still referenced would be destroyed during interpreter
-        # shutdown.
+        # Collect garbage: a group that is still referenced would be destroyed at shutdown.
         gc.collect()
         try:
             if has_failed and self.device.type == "cuda" and dist.is_initialized():
@@ -292,8 +289,7 @@ def choose(
     elif gpus >= here.local_world_size:
         return backend, torch.device("cuda", here.local_rank)
     elif gpus == 1:
-        # For example Slurm shows each task only its own GPU, as number 0. If all tasks have the
-        # same GPU, :func:`agreed_seed` raises.
+        # Slurm, say, shows each task only its GPU, as number 0. :func:`agreed_seed` checks them.
         return backend, torch.device("cuda", 0)
     raise ValueError(
         f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "

@@ -94,7 +94,6 @@ class Account:
                     yield ChangedPlace(holder, slots)
 
     def _counted(self, then: Content, now: Content) -> list[Any]:
-        """Return the names of changed values, without values to ignore."""
         if not self._apart:
             return h.changed_slots(then, now)
         values = [

@@ -10,7 +10,7 @@
 
 Unpacking never imports or calls anything that only the data names: classes and functions must be
 named or defined by the program's own code, and objects are created without calling their class.
-Values of other kinds raise :class:`Opaque`.
+Others raise :class:`Opaque`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,10 @@ class Known:
 
     @functools.cached_property
     def _kinds(self) -> set[int]:
-        """The classes of the program's objects."""
         return {id(type(thing)) for thing in self.things.values()}
 
     @functools.cached_property
     def _codes(self) -> dict[str, types.CodeType]:
-        """The code of the program's functions, by key."""
         found: dict[str, types.CodeType] = {}
         modules = dict[str, types.ModuleType]()
         for thing in [*self.things.values()]:

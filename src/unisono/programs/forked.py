@@ -1,8 +1,7 @@
 """Has anything changed since a process was forked, of what its forks have a copy of?
 
 Loader processes read the dataset as it was when they were forked. Once the program changes objects
-that samples are read from, new processes must be forked, so that their number does not affect the
-result.
+that samples are read from, new ones are forked, so that their number has no effect.
 """
 
 from __future__ import annotations

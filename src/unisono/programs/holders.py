@@ -424,7 +424,6 @@ def _put_tensor(owner: Any, _: Any, content: Content) -> None:
 
 
 def _read_context(owner: Any, _: Any) -> Content:
-    """Read a context variable."""
     try:
         return (), (owner.get(),)
     except LookupError:
@@ -582,7 +581,6 @@ def state_of(generator: Any) -> Any:
 
 
 def _read_position(owner: Any, _: Any) -> Content:
-    """Read the position in a file."""
     return (), (os.lseek(owner.fileno(), 0, os.SEEK_CUR),)
 
 

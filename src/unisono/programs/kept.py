@@ -10,8 +10,7 @@
 There is no list of special cases: everything that the callbacks, optimizers, schedules, losses,
 models, datasets and loops lead to (``walk.py``) is compared with its first state, and what differs
 is carried (``carry.py``). A change that cannot be carried raises an error when it is first seen.
-Values that passes store stay local to each worker: rehearsals have shown that nothing depends on
-them.
+Values that passes store stay local to each worker: by rehearsal, nothing depends on them.
 """
 
 from __future__ import annotations
@@ -520,7 +519,6 @@ def _parts(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
 
 
 def _number_of(packed: Any) -> int:
-    """Return a 32-bit hash of packed values."""
     number = 0
 
     def text(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Which variables of a frame does the rest of its code need?
 
 A variable that is always set before it is read need not be stored. The analysis follows all
-instructions that may run next, starting at the frame's current one (live variable analysis; Aho,
-Lam, Sethi, Ullman: Compilers, section 9.2.5).
+instructions that may run next, from the current one on (live variable analysis; Aho, Lam, Sethi,
+Ullman: Compilers, section 9.2.5).
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function's code and its inner functions may use from globals or
-    modules.
+    """Yield the names that code, including inner functions, may use from globals or modules.
 
     Includes strings, as in `globals()["rate"]` and `getattr(settings, "rate")`.
     """

@@ -1,7 +1,6 @@
 """Does a computation depend on earlier computations? Repeat it, and compare.
 
-Used for shards, models, whole batches, samples and `on_gradients`. Starting from the program's
-state::
+For shards, models, whole batches, samples and `on_gradients`, from the program's state::
 
     as it began ─► this                           what is known
     as it is left then ─► this again              a counter, a running mean, a list that grows
@@ -116,7 +115,6 @@ class Rehearsal(NamedTuple):
         return difference(alone, self.again())
 
     def _begin(self, before: Account, left: Account, name: str = "") -> None:
-        """Restore an earlier state, and run another computation."""
         left.put_back()
         before.put_back(self._is_written)
         with suppress(Exception):

@@ -408,7 +408,6 @@ class Walk:
 
 
 def _name(owner: Any) -> str:
-    """Return the name of a module or a class."""
     if isinstance(owner, types.ModuleType):
         return owner.__name__
     return h.name_of(owner)

@@ -63,8 +63,7 @@ class Arrivals:
             stream = self._module.current_stream(self._device)
             stream.wait_event(event)
             for tensor in copied.values():
-                # Otherwise its memory could be reused for the next batch during this one's
-                # computation.
+                # Otherwise its memory could be reused for the next batch too early.
                 tensor.record_stream(stream)
             return changed_within(batch, arrived)
 

@@ -274,8 +274,7 @@ class Copies:
 
 
 def by_device(tensors: Sequence[torch.Tensor], *others: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Yield equally long lists grouped by the device of the first one's tensors, as tuples of
-    lists.
+    """Yield equally long lists grouped by the device of the first one's tensors, each a tuple.
 
     For calls that accept only one device. Tensors without elements are omitted.
     """

@@ -1,16 +1,15 @@
 """Rejects collectives where workers are not in the same place: inside of a pass.
 
-Each worker computes its own shards, and not all have the same number. A collective called there
-would mix different shards for each number of workers, or never finish. So it is rejected before it
-begins, on every backend::
+Each worker computes its own shards, and not all have the same number. A collective there would mix
+different shards for each number of workers, or hang. It raises instead::
 
     forbid(IN_A_PASS) ─► loss, backward ─► dist.all_gather ─► RuntimeError
     forbid("")        ─► callbacks, the program's own code ─► dist.all_gather ─► allowed
 
 The backend `unisono` checks by itself. Python, functional collectives and DDP's C++ reach all other
 backends through torch's dispatcher. While a loop runs in a program with a process group, a kernel
-in front of each of the dispatcher's collectives checks (8 µs per call). Without a process group the
-cost is less than a microsecond per step.
+in front of each of the dispatcher's collectives checks (8 µs per call). Without a process
+group the cost is less than a microsecond per step.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@
 
 The user chooses the directory; its files belong to Unisono. A link would lead out of the directory,
 a pipe would block the process that opens it, and opening a device may do anything. Files are
-therefore opened relative to the directory's descriptor, without following links, and checked once
-they are open.
+therefore opened relative to the directory's descriptor, without following links, and then checked.
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ GROUP = Timeout("UNISONO_GROUP_TIMEOUT", 1800.0)
 STALL = Timeout("UNISONO_STALL_TIMEOUT", 60.0)
 # The end of a run stops waiting for loggers (TensorBoard, W&B, …) to send their data.
 LOGGER = Timeout("UNISONO_LOGGER_TIMEOUT", 30.0)
-# A run whose `directory` is a URL gives up on the URL when it begins, and stops waiting for copies
-# when it has ended.
+# A run gives up on a `directory` URL when it begins, and stops waiting for copies at its end.
 REMOTE = Timeout("UNISONO_REMOTE_TIMEOUT", 300.0)
 TIMEOUTS = (NOTICE, RENDEZVOUS, MEETING, GROUP, STALL, LOGGER, REMOTE)

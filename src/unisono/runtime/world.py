@@ -15,8 +15,7 @@ nobody                     none of these
 =========================  ======================================================================
 
 *Slurm counts only inside of a job step.* ``srun`` starts one and sets SLURM_STEP_ID. A script that
-``sbatch`` runs, or one started in the shell of ``salloc``, has SLURM_PROCID 0, but is a single
-process: it is alone.
+``sbatch`` runs, or one started in the shell of ``salloc``, has SLURM_PROCID 0, but is alone.
 
 *Incomplete or contradictory variables raise an error*: a wrong guess would train alone while others
 wait. One of RANK and WORLD_SIZE is enough if Slurm or Open MPI agrees with it; scripts that set
@@ -46,8 +45,7 @@ OPEN_MPI = "Open MPI"
 SLURM = "Slurm"
 SOMEBODY = "somebody"
 
-# Steps that are not from `srun`: of the batch script, the interactive shell, and external
-# processes.
+# Steps that are not from `srun`: batch script, interactive shell, and external processes.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
@@ -253,8 +251,7 @@ def threads_per_worker() -> int:
 def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:
     """Return how many workers share each GPU: ``UNISONO_WORKERS_PER_GPU``, else 1.
 
-    Our launcher sets the variable. Worker `local_rank` uses the visible GPU ``local_rank //
-    workers_per_gpu``.
+    Our launcher sets the variable. Worker `local_rank` uses GPU ``local_rank // workers_per_gpu``.
     """
     environ = os.environ if environ is None else environ
     return _number_of_at_least_1(environ, WORKERS_PER_GPU_VARIABLE)

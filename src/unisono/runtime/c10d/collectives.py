@@ -8,8 +8,7 @@ crosses between cores twice, for any number of ranks.
 
 Each element is reduced separately, along the tree of :mod:`unisono.plan.summation`. ``AVG`` is the
 sum divided by W. Averages of integers are rounded towards zero, as NCCL's are, and summed in 64
-bits, so that narrow dtypes cannot overflow. Elements of half precision are rounded after each
-addition, as in gloo.
+bits, so that narrow dtypes cannot overflow. Half precision is rounded after each addition.
 """
 
 from __future__ import annotations

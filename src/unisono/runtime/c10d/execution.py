@@ -3,14 +3,12 @@
 A call runs in the thread that makes it: the other ranks are usually microseconds away, and handing
 it to another thread would take longer. With ``async_op=True`` the caller must not be blocked by a
 late rank, which may itself be waiting for this one elsewhere. Such a call moves after a few
-milliseconds, with all calls after it, to the group's *helper* thread. The helper ends after it has
-been idle for a while, and before Python does: a thread that returns from C++ after that would abort
-the process.
+milliseconds, with all calls after it, to the group's *helper* thread. The helper ends when it is
+idle for a while, and before Python does: a thread that returns from C++ later would abort Python.
 
 A mark on their code keeps our methods out of ``torch.compile``: C++ (for example DDP's broadcast of
 buffers) calls our Python inside of compiled programs, and code that moves bytes between processes
-must not be traced. torch's own decorator sets that mark too, but would load the compiler in every
-program, which takes a second.
+must not be traced. torch's own decorator would load the compiler, which takes a second.
 """
 
 from __future__ import annotations
@@ -57,8 +55,7 @@ class Call:
     def proceed(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
         """Start or continue the call; return False if a barrier takes longer than `patience_s`.
 
-        A MismatchError, which every rank raises, ends only the call; any other error ends the
-        group.
+        A MismatchError, raised on every rank, ends only the call; other errors end the group.
         """
         try:
             with torch.inference_mode():  # it may write to inference and to normal tensors
@@ -89,8 +86,6 @@ class Call:
 
 
 class _Turn(enum.Enum):
-    """Who may run calls now."""
-
     NOBODY = enum.auto()
     CALLER = enum.auto()
     HELPER = enum.auto()
@@ -101,8 +96,7 @@ class Execution:
     """The calls of one rank in a group, in their order.
 
     A mismatch ends a call on every rank, but not the group. Calls that this rank made before the
-    program learned of the mismatch are not run: other ranks may have learned of it at once, and not
-    made them.
+    program learned of the mismatch are not run: other ranks may not have made these calls.
     """
 
     def __init__(self) -> None:

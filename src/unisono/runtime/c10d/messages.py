@@ -1,15 +1,15 @@
 """Messages from one rank to another: a send never waits for the receive.
 
-The sender copies its tensor into a block of its heap, which outlives the tensor, and adds an entry
-to the ring towards the receiver. The receiver fetches entries, matches them with its posted
-receives (same tag and source, both in order), copies the data, and marks the block as read. The
-sender frees such blocks when it sends again::
+The sender copies its tensor into a block of its heap and adds an entry to the ring towards the
+receiver. The receiver fetches entries, matches them with its posted receives (same tag and source,
+both in order), copies the data, and marks the block as read. The sender frees
+read blocks when it sends again::
 
     sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
     receiver arrived: entries without a receive     posted: receives without an entry
 
-Only a full ring (1,024 entries) makes a sender wait. Meanwhile it fetches its own messages, so two
-ranks that send to each other do not deadlock.
+Only a full ring (1,024 entries) makes a sender wait. It then fetches its own messages, so ranks
+that send to each other do not deadlock.
 """
 
 from __future__ import annotations

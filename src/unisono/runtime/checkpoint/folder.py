@@ -86,8 +86,8 @@ def read_folder(
 ) -> dict[str, Sealed]:
     """Read the `wanted` files of a checkpoint, after comparing all files with its commit file.
 
-    Other files are compared without keeping them in memory. Raises a TooLargeError before reading
-    if a file is larger than `at_most`.
+    Other files are compared without keeping them in memory. First raises a TooLargeError if one
+    exceeds `at_most`.
     """
     facts = _read_commit(path)
     for name in FILES:

@@ -196,7 +196,6 @@ class Copy:
         return found
 
     def _here(self) -> dict[int, _Stored]:
-        """Return the checkpoints in the local folder."""
         here = {}
         for step, end in self._local.ends().items():
             with suppress(OSError, NotPlainFileError):  # it has just been removed

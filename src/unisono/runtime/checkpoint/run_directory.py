@@ -1,12 +1,10 @@
 """A run directory's checkpoints: list them, find the newest complete one, keep only the last.
 
-A checkpoint that a loop over steps ended with has a mark in its folder that names the loop. When a
-program is restarted, it repeats what it does between two loops, and finds the state there that it
-had before.
+A checkpoint that a loop over steps ended with has a mark in its folder that names the loop. A
+restarted program repeats what it does between two loops, starting from the state that it had there.
 
 Only one job at a time writes to a run directory: the job locks it. The kernel releases the lock
-when the process that holds it ends, in any way, and nothing is left in the folder. A file system
-without locks does not exclude other jobs.
+when the process that holds it ends, and nothing is left over. File systems may lack locks.
 """
 
 from __future__ import annotations
@@ -86,8 +84,7 @@ class RunDirectory:
         return _is_checkpoint(self.path_of(step))
 
     def write(self, step: int, files: Mapping[str, Content]) -> Path:
-        """Write a checkpoint of step `step`, then remove all beyond `keep` that are not ends of
-        loops.
+        """Write a checkpoint of step `step`, then remove those beyond `keep` that end no loop.
 
         Older checkpoints stay if it cannot be written, with an OSError.
         """
@@ -133,8 +130,7 @@ class RunDirectory:
         read: Callable[[Mapping[str, Sealed]], Contents],
         at_most: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[Contents | None, CheckpointEntry | None, list[CheckpointEntry]]:
-        """Return the contents of the newest complete checkpoint, its entry, and the entries
-        skipped.
+        """Return the contents of the newest complete checkpoint, its entry, and those skipped.
 
         `read` makes the contents from the three files; its CheckpointError skips the checkpoint. A
         file that is larger than it can be belongs to another model, as older checkpoints would, so
@@ -248,8 +244,7 @@ class DirectoryLock:
 class DirectoryLocks:
     """The locks of a job on run directories, renewed when a directory is replaced.
 
-    A directory that is removed or moved takes its lock with it, so another job could lock a new one
-    with the same name.
+    A directory that is removed or moved takes its lock with it, which leaves a new one free.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -291,8 +286,7 @@ def file_id_of(directory: Path) -> FileId | None:
 def lock_directory(directory: Path) -> DirectoryLock | None:
     """Lock a folder against other processes; return None if it cannot be locked.
 
-    All locks of one process on a folder are one lock. Raises a CheckpointError if another process
-    has locked it.
+    All locks of one process on a folder are one lock. Raises a CheckpointError if another has it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

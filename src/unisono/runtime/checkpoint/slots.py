@@ -123,8 +123,7 @@ def read_extras(
 def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[Data]]:
     """Return the three files of a checkpoint, each as chunks to be written in order.
 
-    Contiguous tensors are views of the slot. Raises a ValueError at once for tensors that no file
-    can hold.
+    Contiguous tensors are views of the slot. Raises a ValueError for a tensor that no file holds.
     """
     blob = _Blob(slot, blob_at)
     files: dict[str, Iterable[Data]] = {
@@ -137,8 +136,6 @@ def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[D
 
 @final
 class _Blob:
-    """The description in a slot."""
-
     def __init__(self, slot: memoryview | mmap.mmap, blob_at: int) -> None:
         view = memoryview(slot)
         magic, json_bytes, extra_bytes = b"", 0, 0

@@ -45,8 +45,7 @@ class Kept:
 
 
 def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
-    """Return the newest complete snapshot of a loop, from the loop's facts; None before the first
-    step.
+    """Return the newest complete snapshot of a loop, from its facts; None before step 1.
 
     Before the first step there is nothing to keep: a program that fails there is usually changed,
     and a checkpoint would tie it to the model that it had.
@@ -108,8 +107,8 @@ class CheckpointWriter:
     def hold(self, directory: Path, remote: Mapping[str, Any] | None) -> None:
         """Lock a directory, and start to copy it to and from a URL if it has one.
 
-        `remote` is the configuration of ``remote_process.py``. Raises a CheckpointError if another
-        process has locked the directory.
+        `remote` is the configuration of ``remote_process.py``. Raises a CheckpointError if the
+        directory is in use.
         """
         self.locks.hold(directory)
         if remote is not None:

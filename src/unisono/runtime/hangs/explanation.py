@@ -92,7 +92,6 @@ def describe(looks: Sequence[RankLook], hang: Hang) -> str:
 
 
 def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Hang) -> str:
-    """Describe what waits, and for how long."""
     steps = [look.step for look in looks if look.step is not None]
     purposes = " ".join(look.meeting for look in looks)
     if any(place.name == IN_INIT for place in waiting):

@@ -73,7 +73,6 @@ def find_job(pid: int) -> FoundJob:
 
 
 def _controls(pids: Iterable[int]) -> Iterator[ControlBlock]:
-    """Yield the control blocks that processes have open, each once."""
     seen = set()
     for pid in pids:
         for number, _, found in procfs.memories_of(pid, MEMORY_NAME):

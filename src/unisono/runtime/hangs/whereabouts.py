@@ -1,14 +1,13 @@
 """Inspects every rank of a job: is it in a collective, at a barrier, or in its own code?
 
 A rank waits for others if Unisono's control block or the launcher says so, or if its first thread
-does not compute and its stack is in a call of torch.distributed. Waits inside of C++ have no Python
-frame, but their callers do::
+does not compute and its stack is in a call of torch.distributed. A wait in C++ has no Python frame,
+but its caller does::
 
     the sum of gradients of DDP     the innermost frame is autograd's
     handle.wait()                   the line shows it, and a collective was called before
 
-An inspection takes a tenth of a second, at most about two seconds, and does not change the
-processes.
+An inspection takes 0.1 s, at most about 2 s, and does not change the processes.
 """
 
 from __future__ import annotations
@@ -189,7 +188,6 @@ def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -
 
 
 def _remarks(process: ProcessLook) -> Iterator[str]:
-    """Yield further remarks on what a process does."""
     if number := sample_in(process.stack):
         yield f"loading sample{'s' * (',' in number)} {number}"
     kernel = process.kernel

@@ -2,8 +2,7 @@
 
 A fork server forks the workers. The function and what it returns are sent with cloudpickle over a
 local socket, so functions of a script or a notebook cell can be launched too. This module does not
-load torch, nor cloudpickle before the first call. All workers are gone when :func:`run` or
-:func:`launch` returns.
+load torch, nor cloudpickle before the first call. A call returns once all workers are gone.
 """
 
 from __future__ import annotations
@@ -177,7 +176,6 @@ def _supervised(job: Job) -> JobResult:
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
-    """Return the exception to raise, and its cause."""
     cause = state.cause
     assert cause is not None
     worker_error = WorkerError(

@@ -9,8 +9,7 @@ server also sees its channel close. A signal wakes it when its launcher ends, ev
 The server adopts processes that workers leave behind, and kills everything below it when it ends.
 
 Loading torch is the slow part, so the launcher keeps a server for the next job of the same thread;
-the kernel ends the server with that thread. A job starts a new server if none is idle, or if its
-environment no longer fits.
+the kernel ends the server with that thread. A job starts a new one if none fits its environment.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ _READ_AT_LOAD = (
 # torch sets this itself in a process that creates an optimizer, and reads it before compiling.
 _FOLLOWED = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 # The server must have one thread to fork safely, but OpenBLAS starts threads when it is loaded.
-# Workers set their number of threads with torch.set_num_threads. NVML, unlike CUDA, survives a
-# fork.
+# Workers call torch.set_num_threads. NVML, unlike CUDA, survives a fork.
 _OVERRIDES = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -275,7 +273,6 @@ class _Server:
             os.close(fd)
 
     def _let_go_of_all(self) -> None:
-        """Close the server's descriptors in a fork of it."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
         for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):

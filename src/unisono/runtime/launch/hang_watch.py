@@ -58,8 +58,6 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """The longest current wait."""
-
     key: tuple[object, ...]
     waited_s: float
     long_s: float
@@ -142,7 +140,6 @@ class HangWatch:
             self._step = begun, now_s
 
     def _longest(self, scene: Scene, notes: Mapping[int, RankNotes], now_s: float) -> _Wait | None:
-        """Return the longest wait, or None."""
         self._seen = {
             rank: self._see(rank, pid, notes.get(rank), now_s) for rank, pid in scene.pids.items()
         }
@@ -169,7 +166,6 @@ class HangWatch:
         return _Wait(("step", step), now_s - since_s, long_s(self._steps), usual_s)
 
     def _see(self, rank: int, pid: int, notes: RankNotes | None, now_s: float) -> _Seen:
-        """Compare a rank with its last observation."""
         line = self._control.lines[rank]
         told = (notes and (notes.shown_wait or notes.meeting)) or ""
         mark = (told, pid, line.arrivals, line.begun, self._control.wait_of(rank)[0])

@@ -1,8 +1,7 @@
 """Who owns the memory that workers share? The launcher, so that it outlives every worker.
 
 Invariant: all requests with one key get the same memfd, or file of predictions. The launcher closes
-it once all living workers have released it, unless a replacement may still need it, or when the job
-ends. Nothing is left behind.
+it once all living workers have released it, unless a replacement may need it, or when the job ends.
 """
 
 from __future__ import annotations

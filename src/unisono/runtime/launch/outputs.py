@@ -43,8 +43,7 @@ class LineBuffer:
         # A carriage return ends a line too: progress bars overwrite their line.
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         if end or not self._text:
-            # Otherwise its age counts from its beginning: a line that keeps growing is shown as
-            # well.
+            # Otherwise its age counts from its beginning: a growing line is shown as well.
             self._since_s = now_s
         self._text = text[end:]
         return text[:end]
@@ -183,7 +182,6 @@ class Outputs:
 
 
 def _leads_to(stream: TextIO, fd: int) -> bool:
-    """Return whether `stream` writes to the same file as `fd`."""
     try:
         return os.path.sameopenfile(stream.fileno(), fd)
     except (OSError, ValueError, AttributeError):

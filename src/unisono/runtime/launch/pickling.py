@@ -1,7 +1,6 @@
 """How are values pickled between a caller and workers? By cloudpickle, with some additions.
 
-cloudpickle pickles functions and classes of a script or a notebook by value, those of modules by
-name. In addition:
+cloudpickle pickles functions and classes of scripts and notebooks by value, others by name. Also:
 
 * a function with a `functools` cache is pickled with an empty cache;
 * a module with a special class of torch's, such as ``torch.backends.cudnn``, is pickled by name;

@@ -1,7 +1,6 @@
 """What follows when a worker ends or fails, or on an interrupt? Pure: (state, event) → decision.
 
-Each event is a function; ``supervise`` calls it and carries out the decision. `now` is the time of
-a monotonic clock, in seconds.
+Each event is a function, which ``supervise`` calls. `now` is the time of a monotonic clock, in s.
 
 A job ends in stages, each with a deadline after which the next begins::
 
@@ -72,8 +71,7 @@ class JobState:
 
     alive: frozenset[int]  # workers whose process may still run
     done: frozenset[int] = frozenset()  # workers whose program ended well
-    # workers that exited with status 0 in the middle of their program, which is a failure only if
-    # another worker waits for them
+    # workers that exited with 0 before their program's end: a failure only if others wait for them
     quiet: frozenset[int] = frozenset()
     failures: tuple[WorkerFailure, ...] = ()  # in the order in which they became known
     needs_result: bool = False  # a worker that exits without reporting "done" has failed

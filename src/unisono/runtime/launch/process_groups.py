@@ -3,9 +3,8 @@
 With ``env://``, ``tcp://`` and an address of this host, or ``file://``, ranks rendezvous in the
 unnamed file that the launcher holds. Nothing listens, so jobs with the same port do not collide, a
 program may create groups at the same address one after the other, and a rank that will never join
-is reported at once. Invariant: only if all ranks can be workers of this job. torch serves all other
-requests: a process that a worker starts, a group with more ranks than workers, another host's
-address.
+is reported at once. Invariant: only if all ranks can be workers of this job. torch serves all
+others: processes that a worker starts, groups with more ranks than workers, another host's address.
 
 After ``destroy_process_group()`` a DDP model's reducer may hold the group's last reference. It
 frees the group while it holds the GIL, and gloo then waits for a thread that may wait for the GIL

@@ -1,7 +1,6 @@
 """Who continues when a worker is lost, and who joins? (state, event) → decision.
 
-Pure: no process, clock or socket is used here. Each event is a function; ``request_handler`` calls
-it and carries out the decision.
+Pure: uses no process, clock or socket. Each event is a function, which ``request_handler`` calls.
 
 Workers that compute together are the *membership*. A lost worker leaves it; the others notice at
 their next barrier, stop, and learn who continues. A replacement runs the program from its start,
@@ -11,8 +10,7 @@ stops for it between two steps::
     lost ──► membership without it, replacement started ──► all have stopped ──► continue
     CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
-Invariant: no worker continues before every worker of the membership has stopped, so that all have
-the same information.
+Invariant: no worker continues before every worker of the membership has stopped.
 """
 
 from __future__ import annotations
@@ -165,7 +163,6 @@ def lost(
 
 
 def _without(state: RecoveryState, rank: int) -> RecoveryState:
-    """Remove a worker from everything in progress."""
     membership = state.membership
     if membership is not None and rank in membership.ranks:
         ranks = tuple(other for other in membership.ranks if other != rank)

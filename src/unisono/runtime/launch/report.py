@@ -116,7 +116,6 @@ _HINTS_OF_TORCH = {
 
 
 def _hints(cause: WorkerFailure, num_workers: int) -> Iterator[str]:
-    """Yield what to change where torch only reports what fails."""
     text = f"{cause.said.summary}\n{cause.said.traceback}"
     is_spawned = "torch/multiprocessing/spawn.py" in text and "EADDRINUSE" in text
     if is_spawned and num_workers > 1:

@@ -26,8 +26,7 @@ from unisono.runtime.signals import BETWEEN, IN_LOOP, ONCE_MORE
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
-# The newest snapshots of this many ended loops stay in memory, up to this part of it; older ones
-# move to temporary files.
+# The newest snapshots of so many ended loops stay in this part of memory; others move to files.
 _ENDED_LOOPS_AT_MOST = 8
 _ENDED_PARTS_OF_MEMORY = 8
 
@@ -63,8 +62,7 @@ class RequestHandler:
         self._writer, self.is_saved = writer, True
         self._wake = wake
         self._memories = SharedMemories()
-        # With the worker that waits for the answer, and whether it waits until the checkpoint is
-        # written; the first one is in progress.
+        # With the worker to answer, and whether only once it is written; the first is in progress.
         self._to_write: list[tuple[Kept, int | None, bool]] = []
         self._is_writing = False
         self._begun: set[int] = set()
@@ -265,7 +263,6 @@ class RequestHandler:
         return None if mapping is None else newest_kept(mapping, loop)
 
     def _may_write(self, kept: Kept) -> bool:
-        """Return whether this host may write to the directory."""
         try:
             if self.state.first_rank is not None:
                 self._writer.locks.hold(Path(kept.directory))

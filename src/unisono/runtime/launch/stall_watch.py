@@ -13,8 +13,7 @@ stopped it. If none does and they wait for each other, one is killed::
 
 It is not visible what gloo waits for, but only that a program waits for another thread or process.
 
-Invariant: time in which the launcher itself was stopped (Ctrl-Z, a suspended machine) does not
-count.
+Invariant: time in which the launcher itself was stopped (Ctrl-Z, suspend) does not count.
 """
 
 from __future__ import annotations

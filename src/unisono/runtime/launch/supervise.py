@@ -40,8 +40,7 @@ from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import MEMORY_NAME
 from unisono.runtime.workers.launcher_messages import Channel, Membership
 
-# A longer step may not end before the job is killed: Open MPI kills it two seconds after a notice,
-# most others after thirty.
+# A longer step may be cut off: Open MPI kills a job 2 s after a notice, most others after 30 s.
 _KEEPS_AFTER_S = 1.0
 # How many workers to request from the fork server before it answers. More would fill its socket
 # while its answers fill the launcher's, and both would wait for each other.
@@ -184,8 +183,7 @@ class _Supervision:
         signals = self._signals
         self._requests.close(lambda: signals is not None and bool(signals.read()))
         self.is_saved = self._requests.is_saved
-        # A reference cycle would keep the control block's mapping, and its descriptor, until the
-        # next garbage collection.
+        # A cycle would keep the control block's mapping and descriptor until the next collection.
         del self._requests, self._hangs, self._watch
         self._outputs.close()
         self._selector.close()
@@ -205,7 +203,6 @@ class _Supervision:
         return math.inf if self._is_one_of_several else self._hangs.due_s
 
     def _look_at_workers(self) -> None:
-        """Kill stalled workers, and explain waits that are too long."""
         working, membership = self.state.alive - self.state.done, self._requests.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
         on_their_own = {rank: pids[rank] for rank in pids.keys() - self._requests.waiting}
@@ -226,8 +223,7 @@ class _Supervision:
     def _read_signals(self) -> None:
         assert self._signals is not None
         for signum in self._signals.read():
-            # An agent that has ended cannot wait for an earlier notice; the kernel sends its signal
-            # twice.
+            # An agent that has ended cannot wait for a notice; the kernel sends its signal twice.
             is_agents = self._is_one_of_several and signum == AGENT_ENDED
             is_known = not is_agents or signum == self.state.interrupted_by
             if not is_known or time.monotonic() >= self._told_until_s:

@@ -86,8 +86,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
 
 def _take_over_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # The launcher handles Ctrl-C. Unlike SIG_IGN, programs that the worker starts do not inherit a
-    # handler, so Ctrl-C still ends them.
+    # The launcher handles Ctrl-C. Subprocesses do not inherit a handler, unlike SIG_IGN.
     signal.signal(signal.SIGINT, lambda signum, frame: None)
 
 

@@ -2,8 +2,7 @@
 
 One memfd: a head, and a line with a mailbox for each rank. Only its rank writes a line (only the
 launcher writes `departure` and the head), so no locks are needed. Without our launcher rank 0
-creates the block (`external.py`), and the first worker that notices the death of another one writes
-its `departure`.
+creates the block (`external.py`), and the first worker to notice a death writes the `departure`.
 
 Purposes and votes belong to the last two arrivals: no worker can be two barriers ahead. A plan says
 what all workers do before a certain step. The leader writes it between the two barriers of the step
@@ -42,8 +41,7 @@ class Head(ctypes.Structure):
     """What the launcher tells all workers."""
 
     _fields_ = (
-        # Whether all should stop between two steps; where workers receive signals, which one ends
-        # it.
+        # Whether to stop between two steps; where workers receive signals, the one that ends it.
         ("wish", ctypes.c_uint32),
         ("end", ctypes.c_uint32),  # the signal that ends the job after the current step, or 0
         ("is_over", ctypes.c_uint32),  # the launcher is ending the workers

@@ -150,7 +150,6 @@ def too_late(
 
 
 def _error_of(refused: Sequence[Any]) -> errors.UnisonoError:
-    """Rebuild the error that another rank raised."""
     name, text, fields = refused
     if "missing" in fields:
         fields["missing"] = tuple(fields["missing"])

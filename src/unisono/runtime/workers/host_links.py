@@ -1,8 +1,7 @@
 """How do workers of different hosts communicate? Over one connection per pair of workers.
 
 Each worker listens on one address until all have connected. Both sides of a connection prove that
-they know the job's token, hashed with their ranks. Callers without the token are rejected, and a
-caller that sends nothing delays nobody.
+they know the job's token, hashed with their ranks. Others are rejected, and delay no one.
 
 A frame is its length (u32) followed by that many bytes. There are no heartbeats: the kernel probes
 a silent host, and a connection fails if it is not acknowledged for some seconds. So a stopped
@@ -200,7 +199,6 @@ def _take_calls(
     look: Callable[[], None],
     deadline: float,
 ) -> Iterator[tuple[int, socket.socket]]:
-    """Yield a connection to each missing rank, in order of arrival."""
     listening.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)

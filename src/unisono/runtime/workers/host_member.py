@@ -18,8 +18,7 @@ times. Where they restart depends on what they do:
   finished the call store its outcome, which the others read.
 
 While there are no connections, each worker listens at an address that it publishes in the store.
-The others connect there and send nothing: the worker's kernel answers even if the worker is busy or
-stopped.
+The others connect there and send nothing: the kernel answers even for a busy or stopped worker.
 """
 
 from __future__ import annotations
@@ -275,7 +274,6 @@ class HostMember(LauncherLink):
             self._waits = False
 
     def _look_at_hosts(self) -> None:
-        """Raise if a lost worker will not be replaced."""
         self.look()
         for rank in range(self.world.world_size):
             how = self.control.departure(rank)

@@ -1,7 +1,6 @@
 """At which address do other hosts reach this one? On the interface that the user named.
 
-Without one, on the interface through which the rendezvous is reached. Nothing listens on all
-addresses.
+Without one, on the interface towards the rendezvous. Nothing listens on all interfaces.
 """
 
 from __future__ import annotations

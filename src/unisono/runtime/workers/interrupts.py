@@ -35,8 +35,7 @@ from unisono.runtime.world import per_process
 class Interrupts:
     """Record signals instead of ending the program; use :func:`interrupts`.
 
-    The object is the signal handler, which :func:`unisono.runtime.signals.is_free` knows by
-    `gives_way`.
+    The object is the handler; :func:`unisono.runtime.signals.is_free` checks `gives_way`.
     """
 
     gives_way = True

@@ -3,8 +3,7 @@
 If all workers are on one host, the store is torch's ``FileStore`` on an unnamed file (memfd):
 nothing listens, nothing is left over, and each process opens it through /proc. Our launcher passes
 the descriptor to its workers. Under another launcher rank 0 creates the file and, until all have
-arrived, a second, empty one with the job's name. The others look for that name among the open files
-of this user's processes::
+arrived, a second, empty one with the job's name. The others search this user's open files for it::
 
     rank 0   creates both ──────────────────────────── … ─ all have come ─ closes the second
     rank 1     finds the second ─ opens the first ─── …
@@ -99,7 +98,6 @@ def place_among_tasks(environ: Mapping[str, str], started_by: str) -> tuple[str,
 
 
 def _first_of_slurm(environ: Mapping[str, str]) -> str | None:
-    """Return the first node of a step, which has rank 0."""
     first = re.match(r"([^, []|\[[^]]*\])+", environ.get("SLURM_STEP_NODELIST", ""))
     has_other_order = environ.get("SLURM_DISTRIBUTION") == "arbitrary"
     if first is None or has_other_order or "SLURM_HET_SIZE" in environ:  # a list per component

@@ -322,8 +322,7 @@ class Channel:
                 _PACKET_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
-            # Raised once: the other end closed with our messages unread. What it sent is still
-            # there.
+            # Raised once: the other end closed with messages unread. What it sent is there.
             return self._receive(flags)
         arrived = array.array("i")
         for level, kind, content in ancillary:

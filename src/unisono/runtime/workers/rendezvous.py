@@ -4,8 +4,7 @@ Each worker gets its place, the places of the others by host, and a store that e
 (`job_store.py`). The workers of one host find their control block and memory through that store.
 
 A store may outlive an attempt of the job. torchrun's agents on several hosts count attempts
-differently, and some ranks may never have joined a failed attempt. So rank 0 counts, and answers
-every process that joins::
+differently, and some ranks may never have joined a failed attempt. So rank 0 counts for all::
 
     rank 0   attempt 1 ─ answers hello 1 of rank 2 ✕   attempt 2 ─ answers hellos 1 and 2
     rank 1        ✕ before it joined                     hello 1 ────────────► attempt 2
@@ -190,8 +189,7 @@ class _Processes:
 
     def __init__(self, rank: int, where: str) -> None:
         self._rank, self._where = rank, where
-        # Processes can share memory if they find each other in /proc, and can synchronize if they
-        # reach each other over the loopback.
+        # Sharing memory needs a common /proc; synchronizing needs a common loopback interface.
         self.mine = (f"{host_name()} {network_name()}", os.getpid(), started_at(os.getpid()))
         self._of_rank: dict[int, tuple[str, int, int]] = {}
 
@@ -224,7 +222,6 @@ def _store(
     timeout_s: float,
     advice: str,
 ) -> Iterator[tuple[Store, bool]]:
-    """Yield a job's store, and whether rank 0 hosts it."""
     if here.world_size == 1:
         from torch._C._distributed_c10d import HashStore
 

@@ -11,8 +11,7 @@ the outcome instead of making the call. Once it has caught up it joins the membe
 
 Calls inside of a loop are not counted: a replacement joins a loop between two of its steps.
 
-On several hosts no worker continues without a lost one: once it is replaced, all restart their
-current replicated call.
+On several hosts no worker continues without a lost one: all restart the current call.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ class ReplicatedCalls:
         return self._supervisor.can_replace and self._num_loops == 1
 
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
-        """Call `act`, whose outcome is the same on every worker, and return the outcome.
-        Collective.
+        """Return the outcome of `act`, which is the same on every worker. Collective.
 
         Returns the kept outcome where the others have already made the call. Raises if a
         replacement reaches a call with another `name`.

@@ -2,8 +2,7 @@
 
 A process that was not started as a worker is a team of one, and waits for nobody. If a worker is
 lost, the others stop at the barrier where it is missing, learn from the launcher who continues, and
-continue. Under a launcher other than ours, such as ``torchrun``, they raise an error that names the
-lost worker.
+continue. Under other launchers, such as ``torchrun``, they raise an error that names the worker.
 """
 
 from __future__ import annotations
@@ -244,8 +243,7 @@ class Team:
             chunk, rest = rest[:_CHUNK_BYTES], rest[_CHUNK_BYTES:]
             control.post(self.world.rank, (_MORE if rest else _LAST) + chunk)
             self.meet(purpose)
-            # A worker that was lost before this barrier has not posted; its old post does not
-            # count.
+            # A worker that was lost before this barrier has not posted; ignore its old post.
             speaking = {
                 rank: sofar for rank, sofar in speaking.items() if rank in self.membership.ranks
             }
@@ -290,8 +288,7 @@ class Team:
     ) -> None:
         """Raise if JSON values differ between workers. Collective: every rank calls it.
 
-        `known` has values that must not differ between workers that both have them; `remedy` is for
-        those.
+        `known` has values that must not differ where both workers have them; `remedy` is for these.
         """
         message = json.dumps([dict(facts), dict(known)], default=str).encode()
         heard = self.gather(message, purpose)
