@@ -176,7 +176,6 @@ def _join_tensors(
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...] | None:
-    """Return a shape without one dimension; None if it lacks that dimension."""
     if not -len(shape) <= dim < len(shape):
         return None
     dim %= len(shape)

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ from unisono.runtime.world import SOMEBODY, WORKERS_PER_GPU_VARIABLE, World, wor
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
+@final
 class Here:
     """The position of this process while there is a process group; see :func:`init`.
 
@@ -243,7 +244,6 @@ def _check(backend: object, seed: object, timeout_s: Any) -> None:
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed every default generator of this process and its devices from 64 bits."""
     torch.manual_seed(seed)
     seed_generators(seed)
 

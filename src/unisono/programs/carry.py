@@ -145,6 +145,7 @@ def _key(code: types.CodeType) -> str:
     return f"{code.co_qualname}:{code.co_firstlineno}:{digest}"
 
 
+@final
 class Packer:
     """Converts values to plain data, for one examination of a program."""
 
@@ -232,7 +233,6 @@ class Packer:
         }
 
     def _sharing(self, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Return the model's tensors that share memory with this one."""
         if not self._memories:
             for name, tensor in self._known.tensors().items():
                 if tensor.layout is torch.strided:
@@ -302,6 +302,7 @@ class Packer:
         return packed
 
 
+@final
 class Unpacker:
     """Restores values in a restarted program, for one examination of it."""
 

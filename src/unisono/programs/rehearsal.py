@@ -173,7 +173,6 @@ def carried(before: Account, left: Account, differs: str) -> Dependence:
 
 
 def _finding(holder: Holder, before: Account | None, left: Account, differs: str) -> Dependence:
-    """Return a dependence on the first changed value in a place."""
     now = left.content(holder) or holder.read()
     then = holder.read() if before is None else before.content(holder)
     slots = h.changed_slots(then, now) if then is not None else []

@@ -181,7 +181,6 @@ class Walk:
     def _hold(
         self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool
     ) -> Iterator[Found]:
-        """Record a place, and yield what is in it."""
         holder = self._note(path, kind, owner, names, own=own)
         names, values = holder.read()
         if len(values) <= _LONG and holder.kind not in (h.CONTENTS, h.BYTES, h.CACHE, h.TABLE):

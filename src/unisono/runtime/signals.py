@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import final
 
 from unisono.runtime.procfs import read_text
 
@@ -56,6 +57,7 @@ def is_free(signum: int) -> bool:
     return caught is None or not int(caught[1], 16) >> (signum - 1) & 1
 
 
+@final
 class Signals:
     """The signals that have arrived. Selectors can wait for it."""
 

@@ -133,7 +133,6 @@ def _has_gpus_too(asked: str, backends: Mapping[str, str], rank: int) -> bool:
 
 
 def _name_as_asked(torchs: Any, group: Any, asked: str) -> None:
-    """Make torch report the backend that the program requested."""
     from unisono.runtime.c10d.group import Group
 
     if not isinstance(group, Group):

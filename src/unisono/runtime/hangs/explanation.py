@@ -113,7 +113,6 @@ def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Ha
 def _late(
     late: Sequence[RankLook], waiting: Sequence[Whereabouts], missing: Sequence[int]
 ) -> Iterator[str]:
-    """Yield sentences about the ranks that have not arrived, and where they are instead."""
     names = dict.fromkeys(place.name for place in waiting)
     goals = [name if name.startswith("the ") else f"`{name}`" for name in names]
     goal = f"arrived at {' or '.join(goals)}" if waiting else "finished it"
@@ -139,7 +138,6 @@ def _sites(waiting: Sequence[Whereabouts]) -> str:
 
 
 def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: Hang) -> str:
-    """Describe where each rank waits if all wait for each other."""
     groups: dict[str, list[int]] = {}
     for place in waiting:
         groups.setdefault(place.sight, []).append(place.rank)
@@ -160,7 +158,6 @@ def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: H
 
 
 def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -> Iterator[str]:
-    """Yield the stacks of some ranks, and what their loader processes do."""
     for look in looks[:_STACKS_AT_MOST]:
         indent = "    " if is_titled else "  "
         if is_titled and look.process.stack:

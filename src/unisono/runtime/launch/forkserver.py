@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, final
 
 from unisono.runtime.procfs import adopt_orphans, die_with, kill_below, thread_has_ended
 from unisono.runtime.signals import ENDING_SIGNALS, signals_held_back
@@ -65,6 +65,7 @@ _START = (
 )
 
 
+@final
 @dataclass(eq=False)
 class ForkServer:
     """A running server; created by :meth:`start`."""
@@ -132,6 +133,7 @@ def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@final
 class ServerPool:
     """The idle servers of this process; use :func:`server_pool`."""
 

@@ -127,7 +127,6 @@ class HangWatch:
                 self._say(f"{answer.text}\n  {again}")
 
     def _note_step(self, notes: Mapping[int, RankNotes], now_s: float) -> None:
-        """Record how long steps take, averaged between two checks."""
         begun = max((self._control.lines[rank].begun for rank in notes), default=0)
         if not begun:
             self._step = None

@@ -292,7 +292,6 @@ def _but(of_ranks: Mapping[int, T], without: Collection[int]) -> dict[int, T]:
 
 
 def _answer(rank: int, asked: CatchUp, outcome: Outcome) -> Answer:
-    """Return the answer with the outcome of the call that a replacement has reached."""
     if asked.name == outcome.name and outcome.name == LOOP and not outcome.payload:
         return _refused(rank, asked, why="the others left a loop in the middle of a step")
     if asked.name != outcome.name:

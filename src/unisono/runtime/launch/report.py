@@ -179,7 +179,6 @@ def joined_message(pids: Mapping[int, int], state: recovery.RecoveryState) -> st
 
 
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
-    """Describe which worker left, which workers waited for it, and where the first one did."""
     waiting = [failure for failure in state.failures if failure.said.waited_for == rank]
     ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
     who = f" while {listed('worker', ranks)} waited for it" if ranks else ""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from unisono.runtime.workers.team import Team
 
 
+@final
 class Context:
     """One process's place among the workers. See :func:`context`."""
 

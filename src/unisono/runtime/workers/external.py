@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Mapping
 from types import TracebackType
+from typing import final
 
 from unisono.errors import MismatchError, RendezvousError
 from unisono.runtime.procfs import NotThereError, create_memory, open_memory
@@ -34,6 +35,7 @@ _MEMORY_NAME = "unisono-memory"
 _SHARING = "sharing memory"
 
 
+@final
 class ExternallyLaunched(Supervisor):
     """The supervisor of workers that another launcher has started. Made by :meth:`meet`."""
 

@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 from unisono.errors import RendezvousError
 from unisono.runtime import __version__
@@ -42,6 +42,7 @@ _BACKLOG, _CALLERS_AT_MOST = 128, 256
 Address = Sequence[Any]
 
 
+@final
 class HostLinks:
     """One worker's connections to those of other hosts. Made by :func:`connect_hosts`."""
 

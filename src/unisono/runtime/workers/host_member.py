@@ -290,7 +290,6 @@ class HostMember(LauncherLink):
         return [None if line.has_died else line.process for line in self._neighbours]
 
     def _is_over(self, index: int) -> bool:
-        """Return whether others have finished a replicated call."""
         return bool(self._store.check([f"outcome {index}"]))
 
     def _keep(self, key: str, value: bytes) -> None:

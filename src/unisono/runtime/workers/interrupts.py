@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, final
 
 from unisono.runtime import signals
 from unisono.runtime.notices import say
@@ -32,6 +32,7 @@ from unisono.runtime.workers.team import Team
 from unisono.runtime.world import per_process
 
 
+@final
 class Interrupts:
     """Record signals instead of ending the program; use :func:`interrupts`.
 

@@ -69,6 +69,7 @@ class RankPlaces:
         return next(ranks for ranks in self.ranks_of_host if self.rank in ranks)
 
 
+@final
 class Rendezvous:
     """What each worker gets; see :meth:`unisono.runtime.workers.context.Context`.
 
@@ -248,6 +249,7 @@ def check_present(ended: Iterable[int], rank: int, where: str) -> None:
         )
 
 
+@final
 class Attempts:
     """One process's place among the attempts of its job; created once per process."""
 

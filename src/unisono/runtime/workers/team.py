@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import final
 
 from unisono.errors import MismatchError, UnisonoError
 from unisono.runtime.faults import Faults
@@ -36,6 +37,7 @@ class StepBrokenError(BaseException):
     """
 
 
+@final
 class Team:
     """The workers of a job, on one host or several. See :class:`.context.Context`."""
 
