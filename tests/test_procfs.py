@@ -90,9 +90,9 @@ def test_one_that_has_ended_has_no_start():
 @pytest.mark.parametrize(
     ("pid", "fd", "name", "size", "words"),
     [
-        (None, None, "unisono-other", 4096, "is not the memory that was told of"),
+        (None, None, "unisono-other", 4096, "is not the expected memory"),
         (None, None, "unisono-test", 8192, "is memory of another size"),
-        (None, 0, "unisono-test", 4096, "is not the memory"),
+        (None, 0, "unisono-test", 4096, "is not the expected memory"),
         (None, 99_999, "unisono-test", 4096, "cannot be opened .No such file"),
         (2**22 + 1, 3, "unisono-test", 4096, "cannot be opened .No such file"),
     ],

@@ -51,7 +51,7 @@ def test_what_earlier_groups_left_in_a_store_is_waited_out(as_ranks):
     ("entry", "reason"),
     [
         ({"pid": 2**22 + 1}, "No such file"),
-        ({}, "is not the memory that was told of"),
+        ({}, "is not the expected memory"),
         ({"host": "elsewhere"}, "processes of one host only"),
     ],
 )
@@ -67,7 +67,7 @@ def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
     with group_member.shared_memory(store, 0, 2, timeout_s=1) as memory:
         entry = json.loads(store.get("unisono"))
         store.set("unisono", json.dumps([*entry[:3], "unisono-c10d-another"]))
-        with pytest.raises(RendezvousError, match="is not the memory that was told of"):
+        with pytest.raises(RendezvousError, match="is not the expected memory"):
             joined(store, 1, 2, timeout_s=0.05)
         store.set("unisono", json.dumps(entry))
         with pytest.raises(RendezvousError, match="is memory of another size"):

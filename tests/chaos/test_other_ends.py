@@ -336,7 +336,7 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_is_there(started, tmp_path,
     job = started(options, workers=2, faults="disk-full:checkpoint=4")
     assert job.wait() == 0, job.err
     (told,) = re.findall("no checkpoint: .*", job.err)
-    assert "No space left on device; training goes on, the next one is tried" in told
+    assert "No space left on device; training continues, and the next one is tried" in told
     assert steps_kept(tmp_path) == [24, 12, 8, 6]  # after three calls of `fit`, and every 8
     assert all(result == undisturbed() for result in job.results)
 

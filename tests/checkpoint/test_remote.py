@@ -200,7 +200,7 @@ def test_a_folder_whose_run_went_on_elsewhere_is_set_aside(
     one.begin("third")
     assert one.steps() == [1, 2]
     assert one.model(2) == b"2 other"
-    assert "has checkpoints of step 9 that are not of the run" in capfd.readouterr().err
+    assert "has checkpoints of step 9 that do not belong to the run" in capfd.readouterr().err
 
 
 def test_a_signal_to_all_processes_of_a_job_ends_no_copying(one: Machine, there: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_store_that_is_lost_is_told_once_and_tried_again(
     keeper.copy(keeper.copied)
     told = capfd.readouterr().err
     assert told.count("cannot be reached") == told.count("cannot be written") == 1
-    assert told.count("is reached again") == 1
+    assert told.count("can be reached again") == 1
     assert "geheim" not in told
     assert (there / "checkpoints" / name_of(1) / "commit.json").exists()
 

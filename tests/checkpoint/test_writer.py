@@ -111,7 +111,7 @@ def test_the_disk_is_full_when_it_is_asked_to_be(memory, tmp_path):
         writer.wait()
     assert [entry.step for entry in RunDirectory(tmp_path).entries()] == [6]
     assert len(told) == 1
-    assert "step 5: no checkpoint: [Errno 28] No space left on device; training goes on" in told[0]
+    assert "step 5: no checkpoint: [Errno 28] No space left on device; training c" in told[0]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
@@ -122,4 +122,4 @@ def test_what_a_disk_refuses_is_said(memory, tmp_path, monkeypatch, code):
     snapshot(memory, 0, 5, mark=1)
     monkeypatch.setattr(folder, "_write_synced", fail)
     told = told_of_writing(memory, tmp_path)
-    assert f"{os.strerror(code)}; training goes on, the next one is tried" in told[0]
+    assert f"{os.strerror(code)}; training continues, and the next one is tried" in told[0]

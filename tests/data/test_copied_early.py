@@ -298,4 +298,4 @@ def test_memory_that_cannot_be_pinned_in_place_is_told_once(monkeypatch, capfd):
     monkeypatch.setattr(torch.sim._Runtime, "cudaHostRegister", staticmethod(lambda *_: 801))
     here = device()
     assert [here.register(torch.zeros(8)) for _ in range(3)] == [None] * 3
-    assert capfd.readouterr().err.count("gradients and buffers are copied by way of memory") == 1
+    assert capfd.readouterr().err.count("gradients and buffers are copied through memory") == 1

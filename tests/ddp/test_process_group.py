@@ -396,7 +396,7 @@ def test_who_does_not_come_is_named(of_an_agent):
         ({"timeout_s": 0}, ValueError, "seconds above 0"),
         ({"timeout_s": float("inf")}, ValueError, "seconds above 0"),
         ({"timeout_s": "1"}, ValueError, "seconds above 0"),
-        ({"backend": "nccl"}, ValueError, "must have a GPU of its own"),
+        ({"backend": "nccl"}, ValueError, "must have its own GPU"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, words):

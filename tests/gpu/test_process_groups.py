@@ -104,5 +104,5 @@ def share_one_gpu(device: str) -> str:
 
 @pytest.mark.needs_cuda
 def test_two_ranks_that_share_a_gpu_are_refused_for_nccl(device):
-    with pytest.raises(ValueError, match=r"must have a GPU of its own"):
+    with pytest.raises(ValueError, match=r"must have its own GPU"):
         launch(share_one_gpu, device, workers=2, device=device)

@@ -260,7 +260,7 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
 @pytest.mark.parametrize(
     ("kernel", "more", "remark"),
     [
-        (ProcessStat("T"), {}, "stopped by a signal; `kill -CONT 10` has it go on"),
+        (ProcessStat("T"), {}, "stopped by a signal; `kill -CONT 10` continues it"),
         (ProcessStat("t", tracer_pid=9), {}, "held by a debugger, process 9"),
         (RUNS, {}, "computing"),
         (ProcessStat("D"), {}, "waits for a disk or a network file system"),

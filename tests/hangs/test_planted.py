@@ -44,7 +44,7 @@ LOADING = {
     "asleep": ("sleep_long", "time.sleep(1000)", ""),
     "lock": ("take_lock", "with LOCK", ""),
     "c loop": ("spin_in_c", "sum(itertools", COMPUTING),
-    "stopped": ("stop_itself", "os.kill", r"stopped by a signal; `kill -CONT \d+` has it go on"),
+    "stopped": ("stop_itself", "os.kill", r"stopped by a signal; `kill -CONT \d+` continues it"),
     "debugger": ("debug", "breakpoint()", "at the prompt of a debugger"),
     "disk": ("wait_for_disk", "posix_spawn(", "waits for a disk or a network file system"),
 }

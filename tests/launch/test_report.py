@@ -39,12 +39,15 @@ def lost(rank: int) -> Event:
 @pytest.mark.parametrize(
     ("workers", "before", "replaces", "rank", "message"),
     [
-        (3, [LOOP], True, 1, " in step 41; workers 0 and 2 go on; a replacement is starting."),
-        (3, [LOOP], False, 2, " in step 41; workers 0 and 1 go on; it is not replaced."),
+        (3, [LOOP], True, 1, " in step 41; workers 0 and 2 continue; a replacement is starting."),
+        (3, [LOOP], False, 2, " in step 41; workers 0 and 1 continue; it is not replaced."),
         # a second one, before the first is replaced
-        (3, [LOOP, lost(0)], True, 2, " in step 41; worker 1 goes on; a replacement is starting."),
+        (
+            *(3, [LOOP, lost(0)], True, 2),
+            " in step 41; worker 1 continues; a replacement is starting.",
+        ),
         # outside of loops
-        (3, [], True, 1, "; workers 0 and 2 go on; a replacement is starting."),
+        (3, [], True, 1, "; workers 0 and 2 continue; a replacement is starting."),
         # the last one
         (
             *(1, [LOOP], True, 0),

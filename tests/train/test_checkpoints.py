@@ -318,7 +318,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys)
     out = capsys.readouterr().out
     # After 2, 4, and 6, the end.
     assert out.count("no checkpoint: [Errno 28] No space left on device") == 3
-    assert "training goes on, the next one is tried" in out
+    assert "training continues, and the next one is tried" in out
 
 
 @pytest.mark.parametrize(

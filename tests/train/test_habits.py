@@ -112,7 +112,7 @@ class DataFrame:
         raise KeyError(column)
 
 
-PAIR = "too many positional arguments; inputs and targets are one data set, `TensorDataset(x, y)`."
+PAIR = "too many positional arguments; inputs and targets are one dataset, `TensorDataset(x, y)`."
 SAMPLES = "must have samples numbered from 0, but"
 STEP_0 = "This was in step 0, in the forward pass of shard 0, over samples"
 

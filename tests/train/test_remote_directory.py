@@ -122,7 +122,7 @@ def test_no_step_waits_for_a_store_that_hangs_and_the_end_does_for_a_known_time(
     digest, said = ended(process)
     assert digest == plain
     assert (
-        f"{url} lacks the checkpoints of steps 98, 99, 100, events.jsonl: it takes long; " in said
+        f"{url} lacks the checkpoints of steps 98, 99, 100, events.jsonl: it takes too long" in said
     )
     # The same folder has what is missing; at the next start it is copied.
     digest, said = ended(start(url, STORE_SECONDS="0"))

@@ -143,7 +143,7 @@ def test_a_second_process_of_the_same_rank_is_refused(job, rank):  # noqa: F811
 
     said = job.start(soon, rank, 3).end()
     assert said.error == "RendezvousError"
-    assert f"another process has come as rank {rank} of 3" in said.text
+    assert f"another process has joined as rank {rank} of 3" in said.text
     last = job.start(meet_once, 2, 3)  # the others are not disturbed
     assert [fork.end().error for fork in (*first, last)] == ["", "", ""]
 

@@ -51,8 +51,8 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
       is written but has not been run yet.
     * **A model that differs between ranks raises on all of them**, instead of on some of them.
 
-    A hook of your own (``register_comm_hook``) takes the place of ours, and the order is then its
-    affair; that also holds for `mixed_precision` and for optimizers that run in the backward pass,
+    A hook of your own (``register_comm_hook``) replaces ours and determines the
+    order; that also holds for `mixed_precision` and for optimizers that run in the backward pass,
     which bring hooks of torch's, and a warning says so. Sparse gradients are gathered and added by
     everybody, in the same order.
 

@@ -292,8 +292,8 @@ def choose(
         # Slurm, say, shows each task only its GPU, as number 0. :func:`agreed_seed` checks them.
         return backend, torch.device("cuda", 0)
     raise ValueError(
-        f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
-        f"the backend {backend!r}, but {seen}: start fewer workers, without `--workers-per-gpu`, "
+        f"each of the {here.local_world_size} workers of this host must have its own GPU for the "
+        f"backend {backend!r}, but {seen}: start fewer workers, without `--workers-per-gpu`, "
         f'or pass `backend="unisono"`, or "gloo" on several hosts, to compute on the CPU.'
     )
 
@@ -336,7 +336,7 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
             )
         if choice.gpu and owners.setdefault(choice.gpu, rank) != rank:
             raise ValueError(
-                f"each worker must have a GPU of its own for the backend {choice.backend!r}, but "
+                f"each worker must have its own GPU for the backend {choice.backend!r}, but "
                 f"ranks {owners[choice.gpu]} and {rank} have the same one ({choice.gpu}): start "
                 f'fewer workers, or pass `backend="unisono"`, or "gloo" on several hosts, to '
                 f"compute on the CPU."

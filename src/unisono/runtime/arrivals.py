@@ -100,9 +100,9 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 def tell_not_pinned(what: str, reason: str) -> None:
     """Report, once per process, that copies are slower than necessary."""
     say(
-        f"{what} are copied by way of memory that is not pinned, as the system refuses to pin it "
-        f"({reason}): results are the same, copies take longer. Raise the limit of locked memory "
-        f"(`ulimit -l`)."
+        f"{what} are copied through memory that is not pinned, because the system refuses to pin "
+        f"it ({reason}): results are the same, but copies take longer. Raise the limit of locked "
+        f"memory (`ulimit -l`)."
     )
 
 

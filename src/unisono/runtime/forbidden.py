@@ -28,12 +28,11 @@ IN_A_PASS = "in a pass over a shard"
 IN_AN_UPDATE = "in the optimizer's step"
 
 _ADVICE = {
-    IN_A_PASS: "there each worker computes other shards than the others, and not all have equally "
-    "many, so the result would depend on the number of workers, or they would wait for each other "
-    "for ever. Compute a shard's loss from that shard alone, with a model that is not wrapped; "
+    IN_A_PASS: "there each worker computes different shards, and not all have the same number, so "
+    "the result would depend on the number of workers, or they would wait for each other for ever. "
+    "Compute a shard's loss from that shard alone, with a model that is not wrapped; "
     "for a loss over the whole global batch (SimCLR, CLIP) pass `WholeBatch(embed, loss)`. "
-    "Callbacks, and a loop of your own outside of `step.shards`, may call collectives, on every "
-    "worker",
+    "Callbacks, and your own loop outside of `step.shards`, may call collectives, on every worker",
     IN_AN_UPDATE: "the gradients are summed over all workers already, and one worker may update "
     "for all. Pass an optimizer that calls none, such as torch's own",
 }

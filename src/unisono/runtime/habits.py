@@ -86,7 +86,7 @@ _INSTEAD = {
     "see `unisono plan`, `top` and `report` for where the time goes": "profiler",
     f"{_LEAVE_OUT} the workers divide the samples themselves": "use_distributed_sampler "
     "num_sanity_val_steps find_unused_parameters ddp_find_unused_parameters",
-    "let `collate_fn` of the `DataLoader` pad, and call `remove_columns` of the data set": ""
+    "let `collate_fn` of the `DataLoader` pad, and call `remove_columns` of the dataset": ""
     "tokenizer processing_class remove_unused_columns",
     "write `trainer.fit(…, validate_forward=…)`": "preprocess_logits_for_metrics",
     "call `model.compile()` before": "compile torch_compile jit_compile",
@@ -178,7 +178,7 @@ def _told(
     if not unknown:
         advice = ""
         if "too many" in str(error) and "dataset" in others:
-            advice = "; inputs and targets are one data set, `TensorDataset(x, y)`"
+            advice = "; inputs and targets are one dataset, `TensorDataset(x, y)`"
             if hasattr(args[1], "parameters"):
                 advice = "; the model is `Trainer(model, …)`'s, and each trainer has one"
             elif not hasattr(args[2], "shape"):

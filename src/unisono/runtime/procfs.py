@@ -319,7 +319,7 @@ def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> i
     try:
         # Check before opening: an unrelated process may have a device or a pipe there.
         if not os.readlink(path).startswith(f"/memfd:{name}"):
-            raise NotThereError(f"{path} is not the memory that was told of")
+            raise NotThereError(f"{path} is not the expected memory")
         mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise NotThereError(f"{path} cannot be opened ({error.strerror})") from error

@@ -155,8 +155,8 @@ class Execution:
         with self._lock:
             if not self._changed.wait_for(lambda: call.is_done, timeout_s):
                 raise WaitTimeoutError(
-                    f"a call with `async_op=True` must be done in the {timeout_s} s that it is "
-                    f"waited for, but goes on: wait for longer, or look at what other ranks do.",
+                    f"a call with `async_op=True` must finish in the {timeout_s} s that you wait "
+                    f"for it, but has not: wait longer, or look at what the other ranks do.",
                     missing=(),
                     waited_s=timeout_s or 0.0,
                 )
@@ -169,7 +169,7 @@ class Execution:
             self._changed.wait_for(lambda: self._turn is not _Turn.HELPER, timeout_s)
 
     def close(self) -> None:
-        """Let the helper end as soon as it is idle."""
+        """Make the helper end as soon as it is idle."""
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()

@@ -100,9 +100,7 @@ def read_folder(
         read = {name: _read(path, name, facts[name], name in wanted, add) for name in FILES}
     for name, (_, digest) in read.items():
         if digest.hexdigest() != facts[name]["sha256"]:
-            raise CheckpointError(
-                f"{name} must have the SHA-256 that commit.json says, but has not."
-            )
+            raise CheckpointError(f"{name} does not match its checksum in commit.json.")
     return {name: held for name, (held, _) in read.items() if held is not None}
 
 
@@ -122,8 +120,7 @@ def check_size(name: str, size: int, at_most: int) -> None:
     """Raise a TooLargeError if a file is larger than it can need to be."""
     if size > at_most:
         raise TooLargeError(
-            f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but "
-            f"has "
+            f"{name} must have at most {at_most:,} bytes, as it cannot need more here, but has "
             f"{size:,}: pass another directory, or remove this one if somebody has tampered with "
             f"it."
         )
@@ -224,8 +221,8 @@ def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
         raise CheckpointError(str(error)) from None
     except PermissionError:
         raise ForbiddenError(
-            f"{path.name} in {path.parent} must be readable for you, but its {name} is not, so "
-            f"nobody knows whether it is whole: ask its owner for it, or pass another `directory`."
+            f"{path.name} in {path.parent} must be readable for you, but its {name} is not, so it "
+            f"cannot be verified: ask its owner for access, or pass another `directory`."
         ) from None
     except OSError as error:
         raise CheckpointError(f"{name} must be a file, but: {error.strerror}.") from None

@@ -144,8 +144,8 @@ class Copy:
         first, until_s = self._read_owner(), time.monotonic() + LEASE_S
         if not self._is_over(first):
             say(
-                f"{self.place} was in use by {_named(first)}: waiting up to {LEASE_S:.0f} s for "
-                f"its word"
+                f"{self.place} was in use by {_named(first)}: waiting up to {LEASE_S:.0f} s for a "
+                f"sign of life"
             )
             while time.monotonic() < until_s and not self._is_over(now := self._read_owner()):
                 if now != first:
@@ -217,8 +217,8 @@ class Copy:
             rename_aside(path)
         if others:
             say(
-                f"{self._folder} has checkpoints of {listed('step', others)} that are not of the "
-                f"run at {self.place}: they are set aside"
+                f"{self._folder} has checkpoints of {listed('step', others)} that do not belong to "
+                f"the run at {self.place}: they are set aside"
             )
 
     def _fetch(self) -> None:
@@ -270,7 +270,7 @@ class Copy:
                 num_bytes += len(chunk)
                 yield chunk
         if (num_bytes, digest.hexdigest()) != (fact["bytes"], fact["sha256"]):
-            raise CheckpointError(f"{name} must be what commit.json says, but is not.")
+            raise CheckpointError(f"{name} does not match its checksum in commit.json.")
 
     def _put_files(self) -> None:
         copy = self._folder / ".remote-file"

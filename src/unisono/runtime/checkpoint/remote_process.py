@@ -60,7 +60,7 @@ class Keeper:
                 if is_final or "redential" in trouble or time.monotonic() > until_s:
                     return refusal(self._work["url"], f"cannot: {trouble}")
                 if not self._trouble:
-                    say(f"{self._place} cannot be reached ({trouble}): it is tried again")
+                    say(f"{self._place} cannot be reached ({trouble}): trying again")
                 self._trouble = trouble
                 time.sleep(PAUSE_S)
 
@@ -73,19 +73,19 @@ class Keeper:
             try:
                 copy.round(is_last=is_last)
                 if self._trouble:
-                    say(f"{self._place} is reached again")
+                    say(f"{self._place} can be reached again")
                 self._trouble = ""
                 if is_last:
                     is_over.set()
                 self._ends.wait(LOOK_S)
             except TakenError:
-                say(f"{self._place} is another job's now: nothing more is copied there")
+                say(f"{self._place} belongs to another job now: nothing more is copied there")
                 is_over.set()
             except Exception as error:
                 if not self._trouble:
                     say(
-                        f"{self._place} cannot be written ({self._in_words(error)}): training goes "
-                        f"on, and it is tried again"
+                        f"{self._place} cannot be written ({self._in_words(error)}): training "
+                        f"continues, and copying is tried again"
                     )
                 self._trouble = self._in_words(error)
                 time.sleep(PAUSE_S)
@@ -101,8 +101,8 @@ class Keeper:
             self._tell_missing(f"waiting up to {rest_s:.0f} s")
             time.sleep(rest_s)
             self._tell_missing(
-                f"{self._trouble or 'it takes long'}; that is in {self._work['folder']}: start "
-                f"the program again on this machine, or copy that folder"
+                f"{self._trouble or 'it takes too long'}; the copy is in {self._work['folder']}: "
+                f"start the program again on this machine, or copy that folder"
             )
         os._exit(0)
 

@@ -265,8 +265,8 @@ class DirectoryLocks:
             if held is not None:
                 self._say(
                     f"the run directory {shown(directory, 1000)} was removed or replaced while the "
-                    f"run was under way: the run goes on in what has that name now, and what it "
-                    f"had kept before is not there."
+                    f"run was under way: the run continues in the directory with that name now, "
+                    f"without its earlier checkpoints."
                 )
 
     def let_go(self) -> None:

@@ -184,7 +184,7 @@ def _ordered(file: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         )
     names = {tensor.name for tensor in tensors}
     if len(names) < len(tensors) or "__metadata__" in names:
-        raise ValueError(f"each tensor of {file} must have a name of its own, but has not.")
+        raise ValueError(f"each tensor of {file} must have a unique name, but one has not.")
     return sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.code], tensor.name))
 
 

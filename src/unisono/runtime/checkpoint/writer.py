@@ -134,14 +134,14 @@ class CheckpointWriter:
             if trouble:
                 self._missing[kept.directory] = kept.step
                 self._say(
-                    f"step {kept.step}: no checkpoint: {trouble}; training goes on, the next one "
-                    f"is tried."
+                    f"step {kept.step}: no checkpoint: {trouble}; training continues, and the "
+                    f"next one is tried."
                 )
             else:
                 self._missing.pop(kept.directory, None)
                 self.newest = (
                     f"step {kept.step} is on the disk, in {shown(kept.directory, 1000)}: start the "
-                    f"program again to go on from there"
+                    f"program again to continue from there"
                 )
         finally:
             kept.mark(memory, FREE)

@@ -203,7 +203,7 @@ def _outcome(process: subprocess.Popen[bytes], pid: int, until_s: float) -> Samp
     try:
         return Sample(read_dump(json.loads(out), pid))
     except (ValueError, KeyError, TypeError):
-        return Sample(trouble="what py-spy has written makes no sense")
+        return Sample(trouble="py-spy's output is invalid")
 
 
 def read_dump(dump: Sequence[Mapping[str, Any]], pid: int) -> Stack:
@@ -222,7 +222,7 @@ def _read_frame(given: Mapping[str, Any]) -> Frame:
 
 
 def _reason(said: str) -> str:
-    """Return the reason from py-spy's output, which continues with a trace of its own stack."""
+    """Return the reason from py-spy's output, which continues with py-spy's stack."""
     if "ermission denied" in said or "not permitted" in said:
         return "the kernel does not let you read that process's memory: ask as root"
     first = said.strip().partition("\n")[0].removeprefix("Error: ")

@@ -66,8 +66,8 @@ def find_job(pid: int) -> FoundJob:
         others = _ranks_by_environment(procfs.children(parents[0], recursive=True))
     if not ranks and any(procfs.memories_of(pid, MEMORY_NAME)):  # a launcher's
         raise ValueError(
-            f"PID must be of a job whose workers run, but those of {pid} start, or have ended: ask "
-            f"again in a moment."
+            f"PID must be of a job whose workers run, but those of {pid} are starting, or have "
+            f"ended: try again in a moment."
         )
     return FoundJob({**others, **ranks} or {0: pid})
 

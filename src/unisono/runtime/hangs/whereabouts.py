@@ -194,7 +194,7 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
     if kernel.tracer_pid:
         yield f"held by a debugger, process {kernel.tracer_pid}"
     elif kernel.is_stopped:
-        yield f"stopped by a signal; `kill -CONT {process.pid}` has it go on"
+        yield f"stopped by a signal; `kill -CONT {process.pid}` continues it"
     elif any(debugger in frame.file for frame in process.stack for debugger in _DEBUGGERS):
         yield "at the prompt of a debugger"
     elif any(frame.is_in("unisono/runtime/workers/supervisor.py") for frame in process.stack):

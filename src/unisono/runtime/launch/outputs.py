@@ -91,8 +91,8 @@ class OutputStream:
                 if not self._is_reported:
                     print(
                         f"unisono: {self._name} must take what workers print, but its `write` or "
-                        f"`flush` has raised {type(error).__name__}: {error}. The job goes on; "
-                        f"what they print is lost until {self._name} can be written again.",
+                        f"`flush` has raised {type(error).__name__}: {error}. The job continues, "
+                        f"but their output is lost until {self._name} can be written again.",
                         file=sys.__stderr__,
                         flush=True,
                     )

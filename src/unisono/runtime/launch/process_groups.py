@@ -152,7 +152,7 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
         where=where,
         timeout_s=timeout_s,
         look=look,
-        advice="look what the other workers do; every rank must call it.",
+        advice="look at what the other workers do; every rank must call it.",
         speaks=False,
     )
     with closing(shown):

@@ -208,7 +208,7 @@ def _came(state: RecoveryState, result: ReplicatedResult) -> RecoveryDecision:
 
 
 def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> RecoveryDecision:
-    """Let workers continue that can continue, and decide whether the membership should stop."""
+    """Answer workers that can continue, and decide whether the membership should stop."""
     membership = state.membership
     if state.first_rank is not None:
         state, more = _of_hosts(state)

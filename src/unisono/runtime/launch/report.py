@@ -156,8 +156,8 @@ def loss_message(
     if before.loop is not None:
         who += f" in step {step}"
     others = () if after.membership is None else after.membership.ranks
-    goes = "goes" if len(others) == 1 else "go"
-    on = f"{listed('worker', others, ' and ')} {goes} on" if others else "nobody is left"
+    continues = "continues" if len(others) == 1 else "continue"
+    on = f"{listed('worker', others, ' and ')} {continues}" if others else "nobody is left"
     return f"{who}; {on}; {then}."
 
 
@@ -165,7 +165,7 @@ def spare_message(rank: int, how: str) -> str:
     """Return the message for a replacement that failed before it joined the others."""
     return (
         f"the replacement of worker {rank} must run the program again up to where the others are, "
-        f"but failed; the others go on without it:\n\n{how}\n"
+        f"but failed; the others continue without it:\n\n{how}\n"
     )
 
 

@@ -142,10 +142,10 @@ def refuse_children(here: World) -> None:
     """Raise if a worker started this process: it has the worker's variables but not its seat."""
     if PID_VARIABLE in os.environ and not is_worker():
         raise RuntimeError(
-            f"what a worker starts must not train in its place, but this process has the variables "
-            f"of rank {here.rank} of {here.world_size} and is another one than that worker "
-            f"(process {os.environ[PID_VARIABLE]}): train in the worker itself; for a training of "
-            f"its own, start it without {PID_VARIABLE}, RANK and WORLD_SIZE."
+            f"a process that a worker starts must not train in its place, but this one has the "
+            f"variables of rank {here.rank} of {here.world_size}, which is process "
+            f"{os.environ[PID_VARIABLE]}: train in the worker itself; to train separately, start "
+            f"this process without {PID_VARIABLE}, RANK and WORLD_SIZE."
         )
 
 
@@ -159,7 +159,7 @@ def refuse_larger_group(here: World) -> None:
         raise ValueError(
             f"every rank of torch's process group must be one of the workers that train together, "
             f"but the group has {world_size} (this process is rank {rank}) where RANK and "
-            f"WORLD_SIZE tell of {here.world_size}: set "
+            f"WORLD_SIZE say {here.world_size}: set "
             f'`os.environ["RANK"] = "{rank}"` and `os.environ["WORLD_SIZE"] = "{world_size}"`, in '
             f"each process its own rank, or start the program with `unisono run -n {world_size}` "
             f"instead of `mp.spawn`."
@@ -175,8 +175,8 @@ def refuse_spawned(here: World) -> None:
         f"workers that train together must know of each other, but this process (index {index} of "
         f"`torch.multiprocessing.spawn`) has neither RANK nor WORLD_SIZE, and would train the "
         f"whole run alone, as each of the others: call `unisono.launch(fn, workers=…)` instead of "
-        f'`mp.spawn`. For a training of its own in each process, set `os.environ["RANK"] = "0"` '
-        f'and `os.environ["WORLD_SIZE"] = "1"` there.'
+        f'`mp.spawn`. To train separately in each process, set `os.environ["RANK"] = "0"` and '
+        f'`os.environ["WORLD_SIZE"] = "1"` there.'
     )
 
 

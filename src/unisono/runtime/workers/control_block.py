@@ -220,8 +220,8 @@ def control_block_bytes(world_size: int) -> int:
 
 _SAME_CALLS = "all workers must make the same calls in the same order."
 _START_AGAIN = (
-    "look for what ended it (a signal, too little memory), or its host, and start all again; with "
-    "a `directory` the run goes on from its newest checkpoint."
+    "find out what ended it (a signal, too little memory), or its host, and start all workers "
+    "again; with a `directory` the run continues from its newest checkpoint."
 )
 
 

@@ -54,7 +54,7 @@ class Gathering:
     # called regularly; raises if a rank will never arrive
     look: Look = lambda heard, missing, waited_s: None
     # what to do about a rank that did not arrive
-    advice: str = "look whether it was started, and what it does there."
+    advice: str = "check whether it was started, and what it does there."
     speaks: bool = True  # whether to report a long wait
     is_held: bool = False  # whether rank 0 hosts the store, which ends with it
 
@@ -73,8 +73,8 @@ class Gathering:
             self.look({}, range(self.world_size), 0.0)
             raise errors.RendezvousError(
                 f"the store must be there until all ranks have come to {self.where}, but does not "
-                f"answer rank {self.rank} ({error}): look what has become of rank 0, or of "
-                f"whatever else holds it."
+                f"answer rank {self.rank} ({error}): check what happened to rank 0, or to the "
+                f"process that hosts the store."
             ) from error
         finally:
             self.store.set_timeout(timedelta(seconds=self.timeout_s))

@@ -320,9 +320,9 @@ class _RoundClosedError(BaseException):
 
 def _ended(rank: int, why: str) -> UnisonoError:
     return PeerLostError(
-        f"every worker must stay to the end of the run, but rank {rank} was lost, and {why}: look "
-        f"for what ended it, or its host; with a `directory` the next start goes on from its "
-        f"newest checkpoint.",
+        f"every worker must stay until the end of the run, but rank {rank} was lost, and {why}: "
+        f"find out what ended it, or its host; with a `directory` the next start continues from "
+        f"the newest checkpoint.",
         rank=rank,
     )
 

@@ -203,10 +203,10 @@ def _announcement(job: JobName) -> str:
 
 def _taken(job: JobName, here: World) -> RendezvousError:
     return RendezvousError(
-        f"each worker of a job must have a rank of its own, but another process has come as rank "
+        f"each worker of a job must have its own rank, but another process has joined as rank "
         f"{here.rank} of {here.world_size} ({job.told}): give every process its own RANK, and jobs "
-        f"that run at the same time another MASTER_PORT; what a worker starts must not train in "
-        f"its place."
+        f"that run at the same time different MASTER_PORTs; a process that a worker starts must "
+        f"not train in its place."
     )
 
 

@@ -138,7 +138,7 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
     job = job_store.job_name(environ, here, session=os.getsid(0))
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
     advice = (
-        f"look whether it was started, with the same variables and, on one host, by the same user "
+        f"check whether it was started, with the same variables and, on one host, by the same user "
         f"and in the same container; {RENDEZVOUS.variable}={2 * timeout_s:g} waits longer (s)."
     )
     with _store(job, here, environ, where, timeout_s, advice) as (store, is_held):
@@ -243,8 +243,8 @@ def check_present(ended: Iterable[int], rank: int, where: str) -> None:
     for other in ended:
         raise PeerLostError(
             f"every rank must come to {where} and stay until all have come, but rank {other} has "
-            f"ended while rank {rank} waits there: look at what it has said, or what ended it (a "
-            f"signal, too little memory), and start all again.",
+            f"ended while rank {rank} waits there: look at its output, or what ended it (a signal, "
+            f"too little memory), and start all ranks again.",
             rank=other,
         )
 
