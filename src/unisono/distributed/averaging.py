@@ -1,7 +1,7 @@
 """Averages tensors in the canonical order, even if the group's library sums in another order.
 
 If the library's own sum is canonical, it is used: two numbers have only one sum, and the backend
-``unisono`` adds along the tree of :mod:`unisono.plan.summation`. Otherwise it only moves bytes::
+``unisono`` adds along the tree of :mod:`unisono.plan.summation`. Otherwise ranks exchange slices::
 
     rank 0   a₀ a₁ a₂ ─┐               ┌─ a₀ b₀ c₀ → (a₀ + b₀) + c₀ ─┐
     rank 1   b₀ b₁ b₂ ─┤  all_to_all   ├─ a₁ b₁ c₁ → (a₁ + b₁) + c₁ ─┤  all_gather: all three

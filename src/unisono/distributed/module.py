@@ -39,24 +39,23 @@ _WITH_ORDERS_OF_THEIR_OWN = {
 class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
     """torch's class, whose gradients are summed in one fixed order on every backend.
 
-    Takes the place of ``torch.nn.parallel.DistributedDataParallel``: the same arguments, methods
-    and behaviour, and it is a subclass. What is different:
+    Replaces ``torch.nn.parallel.DistributedDataParallel``: a subclass with the same arguments,
+    methods and behaviour. The differences:
 
     * **Bits do not depend on how gradients travel.** Gradients are divided by the number of ranks W
       and summed along one binary tree (:mod:`unisono.plan.summation`), so `bucket_cap_mb`,
       `find_unused_parameters`, `static_graph`, `gradient_as_bucket_view` and the backend change no
-      bit. Libraries sum in rings, where for W ≥ 3 the order depends on where in a bucket an element
-      lies. On the backend ``unisono`` and for W ≤ 2 nothing has to be done for it; elsewhere each
-      bucket is exchanged in two steps (``averaging.py``). The path for NCCL and W ≥ 3
-      is written but has not been run yet.
+      bit. Libraries sum in rings, where for W ≥ 3 the order depends on an element's position in its
+      bucket. The backend ``unisono``, and any backend for W ≤ 2, sums in the right order by itself;
+      otherwise each bucket is exchanged in two steps (``averaging.py``). The path for NCCL and
+      W ≥ 3 is written but has not been run yet.
     * **A model that differs between ranks raises on all of them**, instead of on some of them.
 
-    A hook of your own (``register_comm_hook``) replaces ours and determines the
-    order; that also holds for `mixed_precision` and for optimizers that run in the backward pass,
-    which bring hooks of torch's, and a warning says so. Sparse gradients are gathered and added by
-    everybody, in the same order.
+    Your own hook (``register_comm_hook``) replaces ours and determines the order. So do
+    `mixed_precision` and optimizers that run in the backward pass, which register hooks of torch's;
+    a warning says so. Every rank gathers sparse gradients and adds them in the same order.
 
-    Over a slow link, torch's hooks that send less do what they do on torch's own class::
+    Over a slow link, torch's hooks that send less work as on torch's own class::
 
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
@@ -140,7 +139,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         if self._has_sparse_gradients and isinstance(group, Group):
             return True  # the group has only dense collectives
         # The reducer divides gradients that are already in its buckets or are copied together, and
-        # multiplies others by 1/W: not the same unless W is a power of two. Python's divides.
+        # multiplies others by 1/W: different unless W is a power of two. The Python one divides.
         divides = self.gradient_as_bucket_view or getattr(self, "batched_grad_copy", False)
         return bool(divides or self._use_python_reducer) and group.size() > 2
 

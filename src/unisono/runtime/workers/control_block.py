@@ -41,7 +41,7 @@ class Head(ctypes.Structure):
     """What the launcher tells all workers."""
 
     _fields_ = (
-        # Whether to stop between two steps; where workers receive signals, the one that ends it.
+        # Whether all should stop between two steps; the signal, where workers receive signals.
         ("wish", ctypes.c_uint32),
         ("end", ctypes.c_uint32),  # the signal that ends the job after the current step, or 0
         ("is_over", ctypes.c_uint32),  # the launcher is ending the workers

@@ -43,7 +43,7 @@ _ERRORS: Mapping[str, Callable[..., errors.UnisonoError]] = {
 @final
 @dataclass
 class Gathering:
-    """Gather values from all ranks, once or several times."""
+    """Gathers values from all ranks, once or several times."""
 
     store: Store  # torch's, with keys that nothing else uses
     rank: int  # this rank

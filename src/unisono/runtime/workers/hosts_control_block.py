@@ -1,7 +1,7 @@
 """The control block of one of several hosts, with lines for the workers of other hosts.
 
 The workers of this host share it as on a single host. The line and mailbox of a worker on another
-host arrive with its next arrival, in memory private to each process: newer lines stay.
+host arrive with its next arrival, in memory private to each process: it replaces nothing newer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIZE_BYTES = 8
 class HostsControlBlock(ControlBlock):
     """A control block that sends this worker's line to other hosts.
 
-    `fd` is the memory of this host's workers. `are_replaced`: whether dead workers are.
+    `fd` is the memory of this host's workers. `are_replaced`: whether dead workers are replaced.
     """
 
     can_spin = False

@@ -34,7 +34,7 @@ from unisono.runtime.world import per_process
 
 @final
 class Interrupts:
-    """Record signals instead of ending the program; use :func:`interrupts`.
+    """Records signals instead of ending the program; use :func:`interrupts`.
 
     The object is the handler; :func:`unisono.runtime.signals.is_free` checks `gives_way`.
     """
