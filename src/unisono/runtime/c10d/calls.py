@@ -177,8 +177,8 @@ class Vectors:
     """The vectors of one call, its result, and the tensors whose vectors are copies.
 
     A vector is a view of a tensor's memory, even if the program replaces the tensor's ``.data``
-    later. A non-contiguous tensor is copied when the call runs: the call before may write to
-    the same tensor.
+    later. A non-contiguous tensor is copied when the call runs: the call before may write to the
+    same tensor.
     """
 
     __slots__ = ("_filled", "_given", "result")

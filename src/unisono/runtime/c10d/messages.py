@@ -2,8 +2,8 @@
 
 The sender copies its tensor into a block of its heap and adds an entry to the ring towards the
 receiver. The receiver fetches entries, matches them with its posted receives (same tag and source,
-both in order), copies the data, and marks the block as read. The sender frees
-read blocks when it sends again::
+both in order), copies the data, and marks the block as read. The sender frees read blocks when it
+sends again::
 
     sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
     receiver arrived: entries without a receive     posted: receives without an entry

@@ -71,8 +71,8 @@ def launch(
             others continue, and a replacement calls `fn` again and joins them.
         replace: whether lost workers are replaced. Otherwise the others continue without them, and
             their results are None.
-        stall_timeout_s: after how many seconds without progress Unisono
-            replaces a worker that others wait for; ``UNISONO_STALL_TIMEOUT`` by default, else 60.
+        stall_timeout_s: after how many seconds without progress Unisono replaces a worker that
+            others wait for; ``UNISONO_STALL_TIMEOUT`` by default, else 60.
         workers_per_gpu: how many workers share each GPU; ``UNISONO_WORKERS_PER_GPU`` by default,
             else 1.
         backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend

@@ -3,7 +3,8 @@
     in the kernel itself:   Trainer ──► Observed ──► Cell
     on workers:             Trainer ──► Observed ──► a message to the launcher ──► Cell
 
-A cell keeps every printed line, so the bar is an updated display: a saved notebook has its last.
+A cell keeps every printed line, so the bar is an updated display: a saved notebook contains
+only its last state.
 
 `DisplayState` and `Count` serve all displays.
 """

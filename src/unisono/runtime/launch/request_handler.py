@@ -26,7 +26,7 @@ from unisono.runtime.signals import BETWEEN, IN_LOOP, ONCE_MORE
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.control_block import ControlBlock
 
-# At most 8 ended loops keep their newest snapshots in memory, in 1/8 of it; others in files.
+# Limits on ended loops' newest snapshots in memory; older ones move to temporary files.
 _ENDED_LOOPS_AT_MOST = 8
 _ENDED_PARTS_OF_MEMORY = 8
 
