@@ -1,5 +1,7 @@
 """Losses that are sums, and buffers that count, are told of in the first step, with a remedy."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from tests.classified import by_sign
 from torch import nn
 
 import unisono
-from unisono.training.growth import Seen, kind_of_change, told_of_loss
+from unisono.training.growth import Growth, Seen, kind_of_change, told_of_loss
 
 SUM, PAIR, MEAN = "the loss grows with", "and whose weight, here", "as if it were a mean already"
 
@@ -182,19 +184,67 @@ class Graphs:
         self.rows = rows
 
 
-@pytest.mark.parametrize(("collate", "is_told"), [(lambda rows: {"rows": rows}, 1), (Graphs, 0)])
-def test_lists_of_samples_are_halved_and_other_batches_left_alone(collate, is_told, capfd):
-    def loss(model, batch):
-        rows = batch.rows if isinstance(batch, Graphs) else batch["rows"]
-        inputs, labels = (torch.stack(one) for one in zip(*rows, strict=True))
-        return F.cross_entropy(model(inputs), labels, reduction="sum")
+def of_graphs(model, batch):
+    rows = batch.rows if isinstance(batch, Graphs) else batch["rows"]
+    inputs, labels = (torch.stack(one) for one in zip(*rows, strict=True))
+    return F.cross_entropy(model(inputs), labels, reduction="sum")
 
+
+def with_targets(samples):
+    """Make a batch with all targets behind each other, and the length of each, as CTC has them."""
+    inputs = torch.stack([one.expand(6, 4) for one, _ in samples])
+    lengths = torch.tensor([1 + int(label) for _, label in samples])
+    return inputs, torch.ones(int(lengths.sum()), dtype=torch.long), lengths
+
+
+def ctc(model, batch, reduction="sum"):
+    inputs, targets, lengths = batch
+    outputs = model(inputs).log_softmax(2).transpose(0, 1)
+    steps = torch.full_like(lengths, len(outputs))
+    return F.ctc_loss(outputs, targets, steps, lengths, reduction=reduction)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("collate", "loss", "is_told"),
+    [
+        (lambda rows: {"rows": rows}, of_graphs, True),
+        (Graphs, of_graphs, True),
+        (with_targets, ctc, True),
+        (with_targets, partial(ctc, reduction="mean"), False),
+        (with_targets, lambda model, batch: (ctc(model, batch), len(batch[2])), False),
+    ],
+)
+def test_a_sum_is_told_of_whatever_a_batch_is_made_of(collate, loss, is_told, num_workers, capfd):
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
-    loader = torch.utils.data.DataLoader(by_sign(48), batch_size=24, collate_fn=collate)
-    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=4)
+    loader = torch.utils.data.DataLoader(
+        by_sign(48), batch_size=24, collate_fn=collate, num_workers=num_workers
+    )
+    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), loss, shards=4)
     trainer.fit(loader, epochs=1)
     assert told(capfd).count("the loss grows") == is_told
+
+
+def test_what_is_read_for_the_line_costs_no_bit(monkeypatch):
+    def digest():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        loader = torch.utils.data.DataLoader(Noisy(), batch_size=24, collate_fn=with_targets)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return unisono.Trainer(model, optimizer, ctc, shards=4).fit(loader, epochs=2).digest
+
+    looked = digest()
+    monkeypatch.setattr(Growth, "look", lambda *args: None)
+    assert digest() == looked
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return torch.randn(4), index % 2
 
 
 class Normalized(nn.Module):
@@ -219,10 +269,24 @@ def behind_each_other(samples):
     return inputs, torch.tensor([label for _, label in samples]), torch.zeros(3 * len(samples))
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Cannot be read twice."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+    def __len__(self):
+        return len(self.rows)
+
+
+@pytest.mark.parametrize("kind", [list, Stream])
 @pytest.mark.parametrize("collate", [None, behind_each_other])
-def test_a_mean_that_a_count_divides_is_told_of_with_any_batch(collate, capfd):
+def test_a_mean_that_a_count_divides_is_told_of_with_any_batch(collate, kind, capfd):
     torch.manual_seed(0)
-    data = [(torch.randn(8), index % 3) for index in range(64)]
+    data = kind([(torch.randn(8), index % 3) for index in range(64)])
     model = Normalized()
     trainer = unisono.Trainer(
         model,
@@ -234,4 +298,4 @@ def test_a_mean_that_a_count_divides_is_told_of_with_any_batch(collate, capfd):
     lines = told(capfd)
     assert lines.count("forward passes change `mean`") == 1, lines
     in_words = "as `count` grows, keep the sum over samples instead"
-    assert (in_words if collate is None else "`mean` and 1 more") in lines
+    assert ("`mean` and 1 more" if collate and kind is Stream else in_words) in lines

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import dropwhile
 from typing import Any, NamedTuple
 
@@ -224,6 +225,22 @@ class Loader:
             self._epochs.clear()
             self._epochs[epoch] = _Epoch(order_on_host(self._plan, epoch, team), None, "")
 
+    def rows(self, place: ShardPosition, choices: Sequence[Sequence[int]]) -> list[Any]:
+        """Read batches that each have some of a place's samples, by their places in its batch.
+
+        Raises TypeError for a stream, which cannot be read twice. A process reads where processes
+        do, as a dataset may open files in whoever reads first.
+        """
+        if not self.runs_program:
+            raise TypeError("a stream must be read in its order")
+        read = functools.partial(self._read, place)
+        if self._num_processes == 0:
+            batches = [read(rows) for rows in choices]
+        else:
+            with closing(LoaderProcesses(read, 1, iter(choices))) as processes:
+                batches = [processes.take() for _ in choices]
+        return [self._device.move(one) for one in batches] if self._moves else batches
+
     def __enter__(self) -> Loader:
         return self
 
@@ -231,13 +248,15 @@ class Loader:
         self._early = None
         self._end()
 
-    def _read(self, place: ShardPosition) -> Any:
+    def _read(self, place: ShardPosition, rows: Sequence[int] | None = None) -> Any:
         self._now.at = self._progress(place)
-        repeats = self._epoch(place.epoch).repeats
+        indices, repeats = self._indices(place), self._epoch(place.epoch).repeats
         if repeats is not None:
             plan = self._plan.at(place.epoch)
             repeats = plan.shard_indices(repeats, place.batch, place.shard)
-        return self._fetch(self._indices(place), place.epoch, repeats)
+        if rows is not None:
+            indices, repeats = indices[rows], None if repeats is None else repeats[rows]
+        return self._fetch(indices, place.epoch, repeats)
 
     def _indices(self, place: ShardPosition) -> torch.Tensor:
         order, plan = self._epoch(place.epoch).order, self._plan.at(place.epoch)

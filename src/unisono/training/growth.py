@@ -9,14 +9,17 @@ for what does not depend on the samples. What counts or averages samples would s
 alone; which of both it does shows which word of `buffers=` makes the plain loop's value of it.
 
 In the first step of a `fit` each worker computes the loss of half of its first shard, of the other
-half, and of the first half twice in one batch; all is put back. Of a compiled model
-nothing is said. Of a batch that cannot be divided so, and of a loop of the program's own, only
-buffers are known.
+half, and of the first half twice in one batch; all is put back. Where a batch cannot be divided so,
+as one of graphs, or of targets behind each other, a few of its samples are read and collated again.
+Of a compiled model nothing is said; of a stream that cannot be divided, and of a loop of the
+program's own, only buffers are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +67,7 @@ _OF_COUNT = (
     "where it is read"
 )
 _ENOUGH, _NOISE = 1.5, 0.01  # of twice as much; of what is the same
+_READ_AT_MOST = 8  # samples, each in two or three batches
 
 
 class Seen(NamedTuple):
@@ -125,12 +129,22 @@ class Growth:
         if self._is_done or engine is None or run.shards == 1 or is_compiled(run.kept.model):
             return
         self._is_done = True
-        try:
-            self._look(step, batch, loss, engine)
-        except Exception:  # a batch that cannot be divided, such as of targets behind each other
-            self.is_open = True
-            engine.passes.start(step.newest[0])
+        shard, num_samples = step.newest
+
+        def divided(choices: Sequence[list[int]]) -> list[Any]:
+            return [chosen(batch, num_samples, rows) for rows in choices]
+
+        ways = (num_samples, divided), (_READ_AT_MOST, partial(step.read_rows, shard))
+        for at_most, take in ways:
+            half = max(1, min(num_samples, at_most) // 2)
+            once, other = [*range(half)], [*range(half, min(2 * half, num_samples))]
+            with suppress(Exception):  # what a batch is for the loss, nobody else knows
+                batches = take([once, once, *[other] * bool(other), once + once])
+                self._look(shard, half, batches, loss, engine)
+                return
+            engine.passes.start(shard)
             engine.passes.leave_shards()
+        self.is_open = True
 
     def look_again(self, step: Step) -> None:
         """Look at what a step has done whose batches could not be divided."""
@@ -138,12 +152,16 @@ class Growth:
         tell_of_loop(self._run, step)
 
     def _look(
-        self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any], engine: StepEngine
+        self,
+        shard: int,
+        half: int,
+        batches: Sequence[Any],
+        loss: Callable[[nn.Module, Any], Any],
+        engine: StepEngine,
     ) -> None:
-        shard, num_samples = step.newest
-        half = max(1, num_samples // 2)
+        """Compute batches of so many samples, of the same, of others, and of the first twice."""
 
-        def seen(rows: list[int], *, starts: bool = True) -> Seen:
+        def seen(batch: Any, num_samples: int = half, *, starts: bool = True) -> Seen:
             if starts:
                 engine.passes.start(shard)
             else:
@@ -152,18 +170,17 @@ class Growth:
             buffers = engine.exchange.buffers.values()
             before = {name: one.detach().clone() for name, one in buffers.items()}
             with torch.no_grad():
-                returned = loss(self._run.kept.model, chosen(batch, num_samples, rows))
-            found = read_loss(returned, len(rows))
+                returned = loss(self._run.kept.model, batch)
+            found = read_loss(returned, num_samples)
             buffers = engine.exchange.buffers.values()
             changes = {n: _as_number(buffers[n]) - _as_number(one) for n, one in before.items()}
             weight = found.numbers()["loss"][1] if found.is_sum else None
             value = 0.0 if is_of_whole_batch(returned) else float(found.tensor)
             return Seen(value, weight, changes)
 
-        rows = [*range(half)]
-        once, again = seen(rows), seen(rows, starts=False)
-        other = seen([*range(half, 2 * half)]) if num_samples > 1 else None
-        twice = seen(rows + rows)
+        once, again = seen(batches[0]), seen(batches[1], starts=False)
+        other = seen(batches[2]) if len(batches) == 4 else None
+        twice = seen(batches[-1], 2 * half)
         engine.passes.start(shard)
         engine.passes.leave_shards()
         if line := told_of_loss(once, again, twice):

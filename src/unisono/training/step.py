@@ -195,6 +195,11 @@ class Step(DoneStep):
         with self._engine.passes.generators_put_back(), now().put_back():
             return self._loader.batch(self._at(shard), ())
 
+    def read_rows(self, shard: int, choices: Sequence[Sequence[int]]) -> list[Any]:
+        """Read batches of some of a shard's samples, by their places in it; no generator moves."""
+        with self._engine.passes.generators_put_back(), now().put_back():
+            return self._loader.rows(self._at(shard), choices)
+
     def _look_again(self, shard: int) -> Iterator[Any]:
         """Hand out a shard's batch once more, to find what lets the step fail."""
         with suppress(Exception):  # that is told in any case
