@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.replacements import wait_for_replacement
+from tests.replacements import JOINED, wait_for_replacement
 
 import unisono
 from unisono.callbacks import Callback
@@ -34,7 +34,11 @@ def one_result(train: Train, monkeypatch: pytest.MonkeyPatch, folder: Path) -> A
         assert unisono.launch(train, STEPS, None, workers=workers) == [alone] * workers
     assert unisono.launch(train, STEPS // 2, folder, workers=3)
     assert train(STEPS, folder) == alone, "resumed"
+    joined = folder / "joined"
+    joined.mkdir(exist_ok=True)
+    monkeypatch.setenv(JOINED, str(joined))
     monkeypatch.setenv("UNISONO_FAULTS", KILLS)
     assert unisono.launch(train, STEPS, None, workers=2) == [alone] * 2, "killed"
     monkeypatch.delenv("UNISONO_FAULTS")
+    assert {each.name for each in joined.iterdir()} == {"0", "1"}, "the kills prove nothing"
     return alone

@@ -168,7 +168,7 @@ def test_the_weights_are_those_of_a_plain_loop(name, shards):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Regulariser", "Clipped", "OfOptimizer"])
+@EACH
 def test_they_are_the_same_in_every_way(name, monkeypatch, tmp_path):
     one_result(functools.partial(train, name, 6), monkeypatch, tmp_path)
 
