@@ -9,7 +9,7 @@ from tests.classified import by_sign
 from torch import nn
 
 import unisono
-from unisono.training.growth import Growth, Seen, kind_of_change, told_of_loss
+from unisono.training.growth import Growth, Seen, kind_of_change, told_of_loss, told_of_parts
 
 SUM, PAIR, MEAN = "the loss grows with", "and whose weight, here", "as if it were a mean already"
 
@@ -36,6 +36,24 @@ def test_what_is_told_of_a_loss(once, again, twice, words):
     told = told_of_loss(once, again, twice)
     assert words in told
     assert bool(words) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("seen_so", "is_told"),
+    [
+        ([seen(2.0), seen(2.0), seen(3.0), seen(2.5)], False),
+        ([seen(2.0), seen(2.0), seen(3.0), seen(2.50001)], False),
+        ([seen(2.0), seen(2.0), seen(3.0), seen(2.6)], True),
+        ([seen(2.0), seen(2.1), seen(3.0), seen(2.6)], False),  # random numbers matter
+        ([seen(2.0, 4.0), seen(2.0, 4.0), seen(3.0, 2.0), seen(5.0, 6.0)], False),
+        ([seen(2.0, 4.0), seen(2.0, 4.0), seen(3.0, 2.0), seen(4.0, 6.0)], True),
+        ([seen(2.0, 0.5), seen(2.0, 0.5), seen(3.0, 0.7), seen(2.4, 0.6)], False),  # no weight
+        ([seen(0.0)] * 4, False),
+        ([seen(float("inf"))] * 4, False),
+    ],
+)
+def test_what_is_told_of_a_loss_that_does_not_add_up(seen_so, is_told):
+    assert bool(told_of_parts(*seen_so)) == is_told
 
 
 def changes(*values):
@@ -100,6 +118,11 @@ def total(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
 
 
+def of_classes(model, batch):
+    """Take a mean by class weights."""
+    return F.cross_entropy(model(batch[0]), batch[1], weight=torch.tensor([1.0, 9.0]))
+
+
 def told(capfd):
     out, err = capfd.readouterr()
     return out + err
@@ -122,6 +145,35 @@ def test_a_sum_is_told_of_at_the_first_step(loss, words, capfd):
     fit(loss)
     lines = [line for line in told(capfd).splitlines() if "the loss" in line]
     assert [words in line for line in lines] == [True] * bool(words)
+
+
+class Usual(nn.Sequential):
+    """Neither of its layers adds up in training."""
+
+    def __init__(self, *_):
+        super().__init__(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("model", [nn.Linear, Usual])
+@pytest.mark.parametrize(
+    ("loss", "is_told"),
+    [
+        (mean, False),
+        (of_classes, True),
+        (lambda model, batch: mean(model, batch) + model(batch[0]).var(0).sum(), True),
+        (lambda model, batch: (total(model, batch), len(batch[0])), False),
+        (lambda model, batch: (total(model, batch) + 1.0, len(batch[0])), True),
+        (
+            lambda model, batch: mean(model, batch) + 0.1 * model(batch[0] * 0).square().mean(),
+            False,
+        ),
+        (lambda model, batch: of_classes(model, batch) if model.training else None, False),
+    ],
+)
+def test_a_loss_that_does_not_add_up_is_told_of(loss, is_told, model, capfd):
+    trainer = fit(loss, shards=3, model=model)
+    assert told(capfd).count("does not add up") == is_told
+    assert all(module.training for module in trainer.run.model.modules())
 
 
 def test_with_one_shard_there_is_nothing_to_tell(capfd):
@@ -206,16 +258,17 @@ def ctc(model, batch, reduction="sum"):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("collate", "loss", "is_told"),
+    ("collate", "loss", "words"),
     [
-        (lambda rows: {"rows": rows}, of_graphs, True),
-        (Graphs, of_graphs, True),
-        (with_targets, ctc, True),
-        (with_targets, partial(ctc, reduction="mean"), False),
-        (with_targets, lambda model, batch: (ctc(model, batch), len(batch[2])), False),
+        (lambda rows: {"rows": rows}, of_graphs, SUM),
+        (Graphs, of_graphs, SUM),
+        (with_targets, ctc, SUM),
+        (with_targets, partial(ctc, reduction="mean"), ""),
+        (with_targets, lambda model, batch: (ctc(model, batch), len(batch[2])), ""),
+        (with_targets, lambda model, batch: ctc(model, batch) / batch[2].sum(), "does not add up"),
     ],
 )
-def test_a_sum_is_told_of_whatever_a_batch_is_made_of(collate, loss, is_told, num_workers, capfd):
+def test_a_loss_is_told_of_whatever_a_batch_is_made_of(collate, loss, words, num_workers, capfd):
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     loader = torch.utils.data.DataLoader(
@@ -223,7 +276,8 @@ def test_a_sum_is_told_of_whatever_a_batch_is_made_of(collate, loss, is_told, nu
     )
     trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), loss, shards=4)
     trainer.fit(loader, epochs=1)
-    assert told(capfd).count("the loss grows") == is_told
+    lines = [line for line in told(capfd).splitlines() if "the loss" in line]
+    assert [words in line for line in lines] == [True] * bool(words)
 
 
 def test_what_is_read_for_the_line_costs_no_bit(monkeypatch):

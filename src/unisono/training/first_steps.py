@@ -36,7 +36,7 @@ from unisono.training.run_context import RunContext
 
 _IGNORED = -100  # torch's default, and transformers'
 _LOOKS_AT_MOST = 8  # into batches of shards
-_LINE = (
+OF_LABELS = (
     "labels of -100 do not count, and there are more of them in some samples than in others, so a "
     "mean over the labels of a shard gives the same label more weight in one shard than in "
     "another: pass `unisono.token_mean` as the loss of a language model, or return "
@@ -91,7 +91,7 @@ class LabelCounts:
             if bool((labels == _IGNORED).any()):
                 counts.add(_IGNORED)
             if _IGNORED in counts and len(counts) > 2:
-                self._run.say_once(_LINE)
+                self._run.say_once(OF_LABELS)
 
 
 def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:

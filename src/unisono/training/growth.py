@@ -4,21 +4,25 @@
 be a sixth as large as those of a plain loop. A pair whose weight does not grow as its sum does is
 another mean than it seems.
 
+**A loss that does not add up** from its samples (a mean over tokens, a variance over the batch) is
+another one on shards. As dropout, and BatchNorm, do not add up either, that is seen in evaluation
+mode, and only where random numbers do not matter.
+
 **A buffer that a forward pass changes** ends a step as its first shard leaves it, which is right
 for what does not depend on the samples. What counts or averages samples would see the first shard's
 alone; which of both it does shows which word of `buffers=` makes the plain loop's value of it.
 
 In the first step of a `fit` each worker computes the loss of half of its first shard, of the other
-half, and of the first half twice in one batch; all is put back. Where a batch cannot be divided so,
-as one of graphs, or of targets behind each other, a few of its samples are read and collated again.
-Of a compiled model nothing is said; of a stream that cannot be divided, and of a loop of the
-program's own, only buffers are known.
+half, of both, and of the first half twice in one batch; all is put back. Where a batch cannot be
+divided so, as one of graphs, or of targets behind each other, a few of its samples are read and
+collated again. Of a compiled model nothing is said; of a stream that cannot be divided, and of a
+loop of the program's own, only buffers are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +35,7 @@ from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import is_of_whole_batch, read_loss
 from unisono.runtime.training_progress import now
 from unisono.training.computing import is_compiled
+from unisono.training.first_steps import OF_LABELS
 from unisono.training.run_context import RunContext
 from unisono.training.step import Step
 
@@ -50,6 +55,11 @@ _OF_MEAN = (
     "sum does not, as if it were a mean already, which is divided by the weight: return the mean "
     "alone, or the sum with its weight"
 )
+_OF_PARTS = (
+    "the loss of a shard does not add up from the losses of its samples, so it depends on how many "
+    "shards there are: return `(sum, weight)` for a mean over tokens, boxes or class weights, and "
+    "pass `unisono.WholeBatch(embed, loss)` for a function of all samples together"
+)
 _OF_BUFFERS = (
     "forward passes change `{}`{}, and a step keeps what the first of its shards leaves there: {}"
 )
@@ -67,7 +77,8 @@ _OF_COUNT = (
     "where it is read"
 )
 _ENOUGH, _NOISE = 1.5, 0.01  # of twice as much; of what is the same
-_READ_AT_MOST = 8  # samples, each in two or three batches
+_ROUNDING = 0.001  # of the loss of a batch that is computed in parts
+_READ_AT_MOST = 4  # samples, each in some batches
 
 
 class Seen(NamedTuple):
@@ -89,6 +100,21 @@ def told_of_loss(once: Seen, again: Seen, twice: Seen) -> str:
     if grows and not weight_grows:
         return _OF_WEIGHT.format(once.weight)
     return _OF_MEAN if weight_grows and stays and not grows else ""
+
+
+def told_of_parts(once: Seen, again: Seen, other: Seen, both: Seen) -> str:
+    """Describe a loss of `both` halves that is not made of those of `once` and the `other`.
+
+    `again` drew other random numbers than `once`. What a weight is that does not add up is unknown.
+    """
+    together, is_known = both.loss, True
+    if once.weight is None or other.weight is None:
+        together *= 2
+    else:
+        is_known = once.weight + other.weight == both.weight
+    largest = max(abs(once.loss), abs(other.loss), abs(together))
+    differs = abs(once.loss + other.loss - together) > _ROUNDING * largest
+    return _OF_PARTS if is_known and differs and once.loss == again.loss else ""
 
 
 def kind_of_change(
@@ -136,11 +162,8 @@ class Growth:
 
         ways = (num_samples, divided), (_READ_AT_MOST, partial(step.read_rows, shard))
         for at_most, take in ways:
-            half = max(1, min(num_samples, at_most) // 2)
-            once, other = [*range(half)], [*range(half, min(2 * half, num_samples))]
             with suppress(Exception):  # what a batch is for the loss, nobody else knows
-                batches = take([once, once, *[other] * bool(other), once + once])
-                self._look(shard, half, batches, loss, engine)
+                self._look(shard, min(num_samples, at_most), take, loss, engine)
                 return
             engine.passes.start(shard)
             engine.passes.leave_shards()
@@ -154,12 +177,13 @@ class Growth:
     def _look(
         self,
         shard: int,
-        half: int,
-        batches: Sequence[Any],
+        num_samples: int,
+        take: Callable[[Sequence[list[int]]], list[Any]],
         loss: Callable[[nn.Module, Any], Any],
         engine: StepEngine,
     ) -> None:
-        """Compute batches of so many samples, of the same, of others, and of the first twice."""
+        half = max(1, num_samples // 2)
+        first, second = [*range(half)], [*range(half, min(2 * half, num_samples))]
 
         def seen(batch: Any, num_samples: int = half, *, starts: bool = True) -> Seen:
             if starts:
@@ -178,12 +202,20 @@ class Growth:
             value = 0.0 if is_of_whole_batch(returned) else float(found.tensor)
             return Seen(value, weight, changes)
 
+        batches = take([first, first, first + first, *[second] * bool(second)])
         once, again = seen(batches[0]), seen(batches[1], starts=False)
-        other = seen(batches[2]) if len(batches) == 4 else None
-        twice = seen(batches[-1], 2 * half)
+        twice = seen(batches[2], 2 * half)
+        other = seen(batches[3]) if second else None
+        line = told_of_loss(once, again, twice)
+        is_known = bool(line) or OF_LABELS in self._run.told
+        if second and not is_known and self._run.kept.position.step == 0:
+            with suppress(Exception), _in_evaluation(self._run.kept.model):
+                batches = take([first, first, second, first + second])
+                halves = seen(batches[0]), seen(batches[1], starts=False), seen(batches[2])
+                line = told_of_parts(*halves, seen(batches[3], 2 * half))
         engine.passes.start(shard)
         engine.passes.leave_shards()
-        if line := told_of_loss(once, again, twice):
+        if line:
             self._run.say_once(line)
         found: dict[str, list[str]] = {}
         for name in names_to_tell(self._run, once.changes):
@@ -192,6 +224,19 @@ class Growth:
             if kind is not None:
                 found.setdefault(kind, []).append(name)
         tell_of_buffers(self._run, found)
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, without a call of what it may have in the place of `eval`."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def tell_of_loop(run: RunContext, step: Step) -> None:
