@@ -600,11 +600,20 @@ class Penalty(Row):
 
 
 class Averaged(Row):
-    """Validates averaged weights, and a ratio of two counts."""
+    """Validates averaged weights; its epochs have a training loss, and a ratio of two counts."""
 
     def counted(self, model, inputs, labels):
         found = model(inputs).argmax(1)
         return 2 * (found & labels).sum(), found.sum() + labels.sum()
+
+    def by_a_plain_loop(self, steps):
+        self.losses = []
+        return super().by_a_plain_loop(steps)
+
+    def plain_loss(self, model, batch):
+        loss = cross_entropy(model, batch)
+        self.losses.append(loss.item() * len(batch[0]))
+        return loss
 
     def update(self, step, model, optimizer):
         optimizer.step()
@@ -615,10 +624,8 @@ class Averaged(Row):
     def plain_end(self, model):
         average = self.average.module
         twice, both = self.counted(average, *HELD_OUT.tensors)
-        return numbers(model, cross_entropy(average, HELD_OUT.tensors), twice / both)
-
-    def plain_loss(self, model, batch):
-        return cross_entropy(model, batch)
+        epochs = [sum(self.losses[at : at + 3]) / N for at in (0, 3)]
+        return numbers(model, cross_entropy(average, HELD_OUT.tensors), twice / both, epochs)
 
     def loss(self, model, batch):
         return {"loss": cross_entropy(model, batch), "dice": self.counted(model, *batch)}
@@ -632,8 +639,8 @@ class Averaged(Row):
         return {"validate": HELD_OUT, "validate_model": self.ema.model}
 
     def end(self, trainer, history):
-        found = history.validation
-        return numbers(trainer.run.model, found["loss"], found["dice"])
+        found, epochs = history.validation, [row["loss"] for row in history][:2]
+        return numbers(trainer.run.model, found["loss"], found["dice"], epochs)
 
 
 ROWS = {row.__name__: row for row in Row.__subclasses__()}

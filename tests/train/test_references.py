@@ -182,6 +182,14 @@ def test_they_are_the_same_on_replicas(exchange, monkeypatch):
         assert unisono.launch(train, name, 6, 6, workers=2) == [expected] * 2
 
 
+def test_parameters_over_the_memory_of_others_are_refused_before_the_first_step():
+    model, flat = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)), torch.zeros(12)
+    model[0].weight = nn.Parameter(flat[:8].view(2, 4))
+    model[1].weight = nn.Parameter(flat[4:].view(4, 2))
+    with pytest.raises(ValueError, match=r"`0\.weight` and `1\.weight` are two objects over"):
+        unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_an_evaluation_and_a_digest_see_what_was_written_there():
     model, kind, optimizer = made("Clipped")
     trainer = unisono.Trainer(model, optimizer, kind.loss, shards=2)
