@@ -72,6 +72,20 @@ def test_a_correct_program_has_no_mistake(program: str, tmp_path: Path) -> None:
     assert len([check for check, verdict in found if verdict == "ok"]) >= 14
 
 
+@slow
+def test_a_loss_that_depends_on_the_number_of_shards_is_told_of(tmp_path: Path) -> None:
+    source = (PROGRAMS / "trained_with_unisono.py").read_text()
+    uneven = source.replace("(model(x), y)", "(model(x), y) + model(x).var(0).sum()")
+    for text, is_told in ((source, False), (uneven, True)):
+        (tmp_path / "train.py").write_text(text)
+        verdict = verify(
+            Program("script", "train.py", (), tmp_path), 2, Limits(), os.environ, lambda line: None
+        )
+        assert verdict.status == 0
+        (found,) = (one for one in verdict.findings if one.check == "mean-of-means")
+        assert ("does not add up" in found.evidence) == is_told
+
+
 @pytest.mark.parametrize("name", marked(DAILY_MISTAKES, list(map(str, MISTAKES))))
 def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
     (mistake,) = (mistake for mistake in MISTAKES if str(mistake) == name)

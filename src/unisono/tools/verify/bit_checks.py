@@ -51,6 +51,7 @@ _OF_SHARDS = {
         "attributes that change from call to call, generators of your own, RANK.",
     ),
 }
+_OF_LOSSES = "mean-of-means"
 _OF_WORKERS = {"buffers": "buffers-differ", "parameters": "parameters-differ"}
 _WRITTEN = (
     "Nothing but the optimizer may write to parameters, and nothing but the forward pass to "
@@ -76,13 +77,21 @@ def bits_of(traces: Sequence[RawTrace]) -> Bits:
     return found
 
 
+def told_of_loss(traces: Sequence[RawTrace]) -> str:
+    """Return what a run has said of its loss; empty if nothing."""
+    return next((event["line"] for trace in traces for event in trace.of("told")), "")
+
+
 def _differing(ours: Digests, theirs: Digests) -> str:
     """Name the first of ours that is not the same there; empty if all are."""
     return next((name for name in ours if theirs.get(name) != ours[name]), "")
 
 
-def check_exact(runs: Mapping[int, Bits]) -> list[Finding]:
-    """Compare runs, by their numbers of workers, ascending, with the first, on one worker."""
+def check_exact(runs: Mapping[int, Bits], about_loss: str = "") -> list[Finding]:
+    """Compare runs, by their numbers of workers, ascending, with the first, on one worker.
+
+    `about_loss`: what a run has said of a loss that depends on the number of shards.
+    """
     base, *_ = runs.values()
     of_runs = ({at for at, kind, _ in run if kind == "parameters"} for run in runs.values())
     steps = sorted(set.intersection(*of_runs))
@@ -97,7 +106,10 @@ def check_exact(runs: Mapping[int, Bits]) -> list[Finding]:
         f"Samples and gradients of {num_shards} shards, parameters and buffers have the same bits "
         f"on {', '.join(map(str, runs))} workers in {len(steps)} steps."
     )
-    return [ok(check, told) for check in CAUSES_FIRST]
+    same = {check: ok(check, told) for check in CAUSES_FIRST}
+    if about_loss:
+        same[_OF_LOSSES] = ok(_OF_LOSSES, f"{told} But {about_loss}.")
+    return list(same.values())
 
 
 def _differences(base: Bits, run: Bits, step: int, num_workers: int) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from unisono.tools.verify.digests import (
 )
 from unisono.tools.verify.module_hooks import ModuleHooks
 from unisono.tools.verify.recorder import Recorder, observe, wrap
+from unisono.training import growth
 from unisono.training.run_context import RunContext
 
 _PASSES_AT_MOST = 64
@@ -248,6 +249,8 @@ class ExactHooks:
         wrap(StepEngine, "finish", self._finish_step)
         wrap(ClosureEngine, "finish", self._finish_step)
         wrap(GradientStack, "push", self._push)
+        for name in ("told_of_loss", "told_of_parts"):
+            wrap(growth, name, self._told)
 
     def _begin_run(self, before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         self._recorder.train_with_unisono()
@@ -294,6 +297,11 @@ class ExactHooks:
         recorder.num_steps += 1
         if recorder.num_steps >= recorder.options.steps:
             recorder.stop()
+
+    def _told(self, before: Callable[..., str], *seen: Any) -> str:
+        if line := before(*seen):
+            self._recorder.write("told", line=line)
+        return line
 
     def _write(self, kind: str, shard: int, digests: dict[str, str]) -> None:
         self._recorder.write("shard-bits", shard=shard, bits={kind: digests})

@@ -15,6 +15,7 @@ from unisono.tools.verify.bit_checks import (
     check_resumptions,
     check_states,
     compare,
+    told_of_loss,
 )
 from unisono.tools.verify.findings import CAUSES_FIRST, Finding, Verdict, in_order, unknown
 from unisono.tools.verify.gradient_checks import check_gradients
@@ -90,6 +91,7 @@ def _exact(trials: Trials, trial: Trial, say: Callable[[str], None]) -> Verdict:
     """Compare the bits of runs on all numbers of workers up to that of the first run."""
     most, trouble = len(trial.traces), trial.trouble
     sizes, runs = tuple(range(1, most + 1)), {most: bits_of(trial.traces)}
+    told = told_of_loss(trial.traces)
     for world_size in reversed(sizes[:-1]):
         say(f"running on {plural(world_size, 'rank')}")
         trial = trials.run(world_size, f"on-{world_size}")
@@ -97,7 +99,7 @@ def _exact(trials: Trials, trial: Trial, say: Callable[[str], None]) -> Verdict:
         if trial.interrupted_by is not None:
             return Verdict(sizes, (), trouble, trial.interrupted_by)
         runs = {world_size: bits_of(trial.traces), **runs}
-    return Verdict(sizes, in_order(check_exact(runs)), trouble, is_exact=True)
+    return Verdict(sizes, in_order(check_exact(runs, told)), trouble, is_exact=True)
 
 
 def _run_one(trials: Trials, trial: Trial, name: str, *, one_by_one: bool = False) -> Trial:
