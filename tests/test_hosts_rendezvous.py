@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import subprocess
+import sys
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
@@ -113,3 +116,20 @@ def test_it_listens_at_its_address_alone() -> None:
     workers = handler._create_tcp_store_server("127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", workers.port))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_a_host_that_waits_too_long_for_others_ends_with_1(node_rank: int) -> None:
+    addresses = [one.address for all_of in psutil.net_if_addrs().values() for one in all_of]
+    beyond = [address for address in addresses if address.count(".") == 3 and address[:4] != "127."]
+    if not beyond:
+        pytest.skip("no address that others could reach")
+    with socket.create_server((beyond[0], 0)) as free:
+        place = f"{beyond[0]}:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "unisono", "run", "-n", "1", "--nnodes", "2"]
+    command += ["--node-rank", str(node_rank), "--rendezvous", place, __file__]
+    environ = os.environ | {"UNISONO_RENDEZVOUS_TIMEOUT": "0.5"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert f"must come to {place} within " in done.stderr
+    assert done.returncode == 1, done

@@ -28,6 +28,12 @@ class Refusal(click.ClickException):
         click.echo(f"unisono: {self.message}", file=file or sys.stderr)
 
 
+class NotInTime(Refusal):
+    """What another host had to do in time was not done; the command is right."""
+
+    exit_code = 1
+
+
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
     """Say in one sentence what is refused."""

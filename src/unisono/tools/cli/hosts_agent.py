@@ -3,7 +3,7 @@
 Rendezvous and restarts are torchrun's own. What is different:
 
 * A run that has ended for good, by an exception or Ctrl-C, is not started again. The rendezvous is
-  closed, so that no host waits there for others.
+  closed, so that no host waits there for others, and all end with the same exit status.
 * A lost host is waited for, host 0 and the rendezvous with it too: all begin again once it, or
   another in its place, is there. Starts count as long as they follow within a minute.
 * A long wait for other hosts is said; what our launcher says, and its exit status, come last.
@@ -58,6 +58,7 @@ _NO_MORE = (
 )
 _OTHERS_ENDED = "another host has ended the run: look at what it says."
 _ENDED_WELL = "a host has come to the end of its program"
+_ENDED_WITH = "the exit status of the host that has ended the run"
 _OTHERS_ENDED_WELL = (
     "another host has come to the end of its program, so this one cannot begin again: every worker "
     "must make the same calls in the same order, and leave at the end."
@@ -210,11 +211,12 @@ class HostAgent(LocalElasticAgent):
                     say(_BEGINNING_AGAIN if num_left >= 0 else _NO_MORE)
                     return result
                 say(how)
-                status = 1
+                status = self._status_of_others()
             # Let no other host wait for this one, neither to begin again nor to end.
             barrier: Any = self._exit_barrier  # without types, as the next
             handler: Any = worker_group.spec.rdzv_handler
-            with suppress(RendezvousError):
+            with suppress(DistError, RendezvousError):
+                self._store_of_round.compare_set(_ENDED_WITH, "", str(status))
                 handler.set_closed()
             self._exit_barrier_timeout = _STAYS_AT_MOST_S
             barrier()
@@ -229,7 +231,7 @@ class HostAgent(LocalElasticAgent):
         self._num_looks_closed += self._is_closed
         if self._num_looks_closed == _LOOKS:
             say(_OTHERS_ENDED)
-            self._status = 1
+            self._status = self._status_of_others()
             self._end_launcher(signal.SIGTERM)
 
     def _how_others_end(self) -> str:
@@ -244,6 +246,14 @@ class HostAgent(LocalElasticAgent):
                 raise RendezvousConnectionError(str(error)) from error
             time.sleep(_LOOK_EVERY_S)
         return ""
+
+    def _status_of_others(self) -> int:
+        """Return the status of the host that has ended the run: all end with that."""
+        with suppress(DistError, ValueError):
+            if self._store_of_round.check([_ENDED_WITH]):
+                status = int(self._store_of_round.get(_ENDED_WITH))
+                return status if 0 < status < 256 else 1  # a stranger may write there
+        return 1
 
     @property
     def _store_of_round(self) -> Any:  # torch's, which has no types there

@@ -15,7 +15,7 @@ from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
 from unisono.runtime.workers.job_store import knock, listen, place_among_tasks
 from unisono.runtime.world import HOSTS_VARIABLE, cluster_task, num_devices
-from unisono.tools.cli.endings import NumHosts, Refusal, SeveralHosts, leave
+from unisono.tools.cli.endings import NotInTime, NumHosts, Refusal, SeveralHosts, leave
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {"replaces", "workers_per_gpu", "backend"}
@@ -104,7 +104,8 @@ def run_on_hosts(
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
     except (ValueError, RendezvousError) as error:
-        raise Refusal(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
+        kind = NotInTime if isinstance(error.__cause__, NotThereError) else Refusal
+        raise kind(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     os.environ.update(environ)
     # It loads torch, which looks at these variables.
     from unisono.tools.cli.hosts_agent import run_agent
