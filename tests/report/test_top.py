@@ -10,11 +10,14 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.chaos.jobs import gone_within
 from tests.report.lines import event, step
 from tests.report.synthetic import run_lines, start_line, to_bytes, write_run
+from tests.warm import processes
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -57,6 +60,28 @@ def test_a_real_run_is_shown(tmp_path, monkeypatch):
     assert "MiB" in worker or "GiB" in worker
     assert max(map(len, lines)) <= 80
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [[], ["-m", "unisono", "run", "-n", "2"]], ids=str)
+def test_a_run_that_is_killed_is_gone_with_its_last_process(tmp_path, start):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time, tests.report.test_top as here\n"
+        "cross_entropy = here.F.cross_entropy\n"
+        "here.F.cross_entropy = lambda *a: (time.sleep(0.1), cross_entropy(*a))[1]\n"
+        "here.train(os.path.dirname(__file__))\n"
+    )
+    watch = LiveView(tmp_path)
+    with processes.start([sys.executable, *start, script], start_new_session=True) as process:
+        while not (view := watch.look()).num_done:
+            assert process.poll() is None
+            time.sleep(0.01)
+        workers = [psutil.Process(worker.pid) for worker in view.workers]
+        assert view.condition is Condition.RUNNING
+        process.kill()
+        assert gone_within(workers, 10.0) == []
+        assert watch.look().condition is Condition.GONE
 
 
 def test_what_slows_the_newest_steps_is_shown(tmp_path):

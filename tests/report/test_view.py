@@ -16,8 +16,8 @@ STOPPED = Process("stopped")
 BOTH_BUSY = {0: BUSY, 1: BUSY}
 
 
-def view(*lines, processes=BOTH_BUSY, at_s=1.0):
-    return see(status_of(*lines), processes, BEGAN_UNIX_S + at_s)
+def view(*lines, processes=BOTH_BUSY, at_s=1.0, **known):
+    return see(status_of(*lines), processes, BEGAN_UNIX_S + at_s, **known)
 
 
 def test_a_run_under_way_is_told():
@@ -119,6 +119,22 @@ def test_the_last_words_of_a_run_that_failed():
     )
     assert found.condition is Condition.FAILED
     assert found.message == "worker 1 failed at step 12: ValueError: no more"
+
+
+@pytest.mark.parametrize(
+    ("processes", "condition"),
+    [
+        ({0: GONE, 1: GONE}, Condition.GONE),
+        ({0: GONE, 1: BUSY}, Condition.RUNNING),
+        ({0: GONE}, Condition.RUNNING),  # of the other one nobody knows
+    ],
+)
+def test_a_run_whose_launcher_is_gone_too_is_gone_at_once(processes, condition):
+    lines = start_line(), step(0, 1.0)
+    found = view(*lines, processes=processes, at_s=1.1, is_held=False)
+    assert found.condition is condition
+    assert not found.is_over  # the program may be started again
+    assert view(*lines, processes=processes, at_s=1.1).condition is Condition.RUNNING
 
 
 @pytest.mark.parametrize(

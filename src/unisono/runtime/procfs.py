@@ -343,3 +343,16 @@ def memories_of(pid: int, name: str) -> Iterator[tuple[int, str, os.stat_result]
                 yield number, called.removesuffix(" (deleted)"), os.stat(path)
         except OSError:  # it was closed meanwhile
             continue
+
+
+def holder_of(directory: Path) -> int | None:
+    """Ask the kernel who has locked a directory, if it can tell. Source: proc(5), ``locks``."""
+    try:
+        inode = os.stat(directory).st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, *_, pid, file_id, _, _ = line.split()
+            if kind == "FLOCK" and file_id.endswith(f":{inode}") and int(pid) > 0:
+                return int(pid)
+    except (OSError, ValueError):
+        pass
+    return None

@@ -35,7 +35,7 @@ from unisono.runtime.checkpoint.folder import (
 from unisono.runtime.checkpoint.sealed import Sealed
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import open_plain, written_whole
-from unisono.runtime.procfs import started_at
+from unisono.runtime.procfs import holder_of, started_at
 
 Contents = TypeVar("Contents")
 
@@ -330,19 +330,6 @@ def _lock(fd: int, directory: Path) -> None:
             if is_there or time.monotonic() > until_s:
                 raise
             time.sleep(0.01)
-
-
-def holder_of(directory: Path) -> int | None:
-    """Return the process that has locked a directory, if the kernel tells. Source: proc(5)."""
-    _, inode = file_id_of(directory) or (0, -1)
-    try:
-        for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, *_, pid, file_id, _, _ = line.split()
-            if kind == "FLOCK" and file_id.endswith(f":{inode}") and int(pid) > 0:
-                return int(pid)
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def _let_go_of_all() -> None:

@@ -91,7 +91,7 @@ def where(target: str) -> None:
 
 
 def _process_of(target: str) -> int:
-    from unisono.runtime.checkpoint.run_directory import holder_of
+    from unisono.runtime.procfs import holder_of
     from unisono.training.events.follow import run_folder
 
     if target.isdecimal() and not os.path.isdir(target):

@@ -33,7 +33,8 @@ from rich.text import Text
 
 from unisono.runtime.notices import say, shown, size
 from unisono.runtime.plainfile import path_given
-from unisono.tools.report.run_progress import processes_of
+from unisono.runtime.procfs import holder_of
+from unisono.tools.report.run_progress import GONE, processes_of
 from unisono.tools.report.view import USUAL, Condition, RunStatus, View, WorkerLine, see
 from unisono.training.events.follow import FILE_NAME, EventReader, events_file, run_folder
 
@@ -69,7 +70,8 @@ class LiveView:
 
             with suppress(OSError):
                 self._status.findings = slowdowns_in(self._path, vars(start), is_newest=True) or ()
-        return see(self._status, found, time.time())
+        is_held = set(found.values()) != {GONE} or holder_of(self._path.parent) is not None
+        return see(self._status, found, time.time(), is_held=is_held)
 
     def _begin(self) -> None:
         self._reader = EventReader(self._path, RECENT_BYTES)

@@ -148,8 +148,17 @@ class View:
     is_over: bool = False  # whether nothing more will come
 
 
-def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:
-    """Put into words how a run stands, given what each rank's process does, as far as known."""
+def see(
+    status: RunStatus,
+    processes: Mapping[int, Process],
+    now_unix_s: float,
+    *,
+    is_held: bool = True,
+) -> View:
+    """Put into words how a run stands, given what each rank's process does, as far as known.
+
+    `is_held`: whether a process may have locked the directory.
+    """
     progress, start = status.progress, status.progress.latest
     if start is None:
         return View(Condition.AWAITED, "", message="waiting for the run to begin")
@@ -158,7 +167,7 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     known = (progress.last_step or start, progress.evaluation)
     times = [one.time_unix_s for one in known if one and not math.isnan(one.time_unix_s)]
     still_s = _since(max(times, default=-math.inf), now_unix_s)
-    condition = _condition(status, states, silent_s, still_s)
+    condition = _condition(status, states, silent_s, still_s, is_held)
     is_ended = condition in (Condition.ENDED, Condition.FAILED)
     is_there = bool(states & {"running", "stopped"})
     until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
@@ -175,15 +184,19 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
         message=_last_words(progress) or _why_still(progress, condition, still_s, now_unix_s),
         workers=tuple(worker_lines(status, processes)),
         slowness=status.findings[0].sentence + status.findings[0].costs if status.findings else "",
-        is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
+        is_over=(condition is Condition.GONE and silent_s > STAYS_S)
+        or (is_ended and (not is_there or silent_s > STAYS_S)),
     )
 
 
-def _condition(status: RunStatus, states: Set[str], silent_s: float, still_s: float) -> Condition:
+def _condition(
+    status: RunStatus, states: Set[str], silent_s: float, still_s: float, is_held: bool
+) -> Condition:
     ended, rate = status.progress.ended, status.steps_per_s
     if ended is not None:
         return Condition.FAILED if isinstance(ended, Failure) else Condition.ENDED
-    if states == {GONE.state} and silent_s > STAYS_S:
+    # Whoever holds the directory may start a replacement.
+    if states == {GONE.state} and (silent_s > STAYS_S or not is_held):
         return Condition.GONE
     patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
     return Condition.STILL if still_s > patience_s else Condition.RUNNING
