@@ -1,5 +1,6 @@
 """Sixty calls as people mistype them: each answer is one sentence with the thing and the remedy."""
 
+import copy
 import functools
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import unisono
 from unisono.callbacks import EarlyStopping
+from unisono.runtime.habits import attributes_met
 from unisono.tools.cli import main
 
 DATA = TensorDataset(torch.zeros(64, 4), torch.zeros(64, dtype=torch.long))
@@ -54,6 +56,23 @@ def fit(dataset=DATA, loss=cross_entropy, model=None, **options):
 
 def evaluate(**options):
     return trainer().evaluate(DATA, batch_size=16, **options)
+
+
+def in_step(name):
+    for step in trainer().run.steps(DATA, **FIT):
+        getattr(step, name)
+
+
+def in_fit(name):
+    class Looks(unisono.callbacks.Callback):
+        def on_begin(self, fit):
+            getattr(fit, name)
+
+    fit_with = trainer(callbacks=[Looks()]).fit
+    try:
+        fit_with(DATA, **FIT)
+    except unisono.errors.CallbackError as error:
+        raise error.__cause__ from None
 
 
 def command(*arguments):
@@ -294,6 +313,23 @@ CALLS = {
         "pass `shuffle=True`",
     ),
     "drop_last='no'": (lambda: fit(drop_last="no"), "`drop_last` must be True or False", "pass"),
+    "world().size": (
+        lambda: unisono.world().size,
+        "`unisono.world()` has no attribute 'size'",
+        "did you mean `world_size`?",
+    ),
+    "world().get_rank()": (lambda: unisono.world().get_rank(), "no attribute", "mean `rank`?"),
+    "world().is_main": (
+        lambda: unisono.world().is_main,
+        "`unisono.world()` has no attribute 'is_main'",
+        "it has local_rank, local_world_size, rank, started_by and world_size.",
+    ),
+    "trainer.save_model()": (lambda: trainer().save_model("m"), "`Trainer` has no", "save(path)`"),
+    "trainer.directoy": (lambda: trainer().directoy, "`Trainer` has no", "mean `directory`?"),
+    "run.step()": (lambda: trainer().run.step(), "`Run` has no attribute 'step'", "mean `steps`?"),
+    "step.epochs": (lambda: in_step("epochs"), "the step has no attribute", "mean `epoch`?"),
+    "fit.current_epoch": (lambda: in_fit("current_epoch"), "`fit` has no attribute", "`fit.epoch`"),
+    "fit.end_steps": (lambda: in_fit("end_steps"), "`fit` has no attribute", "mean `end_step`?"),
     "forward without return": (
         lambda: fit(model=Forgetful()),
         "The model returns None",
@@ -344,11 +380,26 @@ CALLS = {
 def test_a_wrong_call_is_answered_with_the_thing_and_the_remedy(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call, thing, remedy = CALLS[name]
-    with pytest.raises((TypeError, ValueError, OSError, KeyError)) as caught:
+    with pytest.raises((TypeError, ValueError, OSError, LookupError, AttributeError)) as caught:
         call()
     said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert thing in said
     assert remedy in said[said.index(thing) :]
+
+
+def test_a_property_that_fails_keeps_its_own_error():
+    @attributes_met("`it`")
+    class It:
+        value = 1
+
+        @property
+        def broken(self):
+            return self.value.real.nothing
+
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'nothing'"):
+        _ = It().broken
+    assert not hasattr(It(), "__array__")
+    assert copy.deepcopy(It()).value == 1
 
 
 def test_there_are_sixty_of_them():

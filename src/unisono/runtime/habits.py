@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -125,9 +125,11 @@ _NAMES = {
     "`evaluate` and `predict` find the values of all samples": "all_gather gather "
     "gather_for_metrics",
     "`unisono.world()` has rank and world size": "is_global_zero is_world_process_zero "
-    "is_main_process local_rank global_rank world_size get_rank get_world_size",
+    "is_main_process local_rank global_rank world world_size get_rank get_world_size",
 }
 
+
+_LISTED_AT_MOST = 8  # attributes
 
 # What a `Run` does not have.
 _OF_A_TRAINER = ("callbacks", "precision", "schedule", "validate")
@@ -154,11 +156,35 @@ def habits_met(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def missing(where: str, name: str) -> AttributeError:
-    """Return the error for a missing attribute, with what to write instead."""
-    ways = [way for way, names in _NAMES.items() if name in names.split()]
-    remedy = f": {ways[0]}." if ways else ""
+def missing(where: str, name: str, names: Sequence[str] = ()) -> AttributeError:
+    """Return the error for a missing attribute, with what to write instead; `names` exist."""
+    ways = [f"{way}." for way, habits in _NAMES.items() if name in habits.split()]
+    ways = [way for way in ways if not way.startswith(where)]
+    whole = sorted((one for one in names if name in one.split("_")), key=len)
+    parts = sorted((one for one in names if one in name), key=len, reverse=True)
+    close = whole or parts or difflib.get_close_matches(name, names, 1, cutoff=0.75)
+    ways += [f"did you mean `{one}`?" for one in close]
+    if len(names) <= _LISTED_AT_MOST:
+        ways += [f"it has {', '.join(names[:-1])} and {names[-1]}." for _ in names[:1]]
+    remedy = f": {ways[0]}" if ways else ""
     return AttributeError(f"{where} has no attribute {name!r}{remedy}")
+
+
+def attributes_met(where: str) -> Callable[[type[T]], type[T]]:
+    """Have objects of a class answer for an attribute that they lack."""
+
+    def decorate(kind: type[T]) -> type[T]:
+        def absent(self: T, name: str) -> Any:
+            if hasattr(kind, name):  # a property has failed: once more, for its own error
+                return object.__getattribute__(self, name)
+            # Python itself looks for those that begin with _.
+            names = [] if name.startswith("_") else [n for n in dir(self) if not n.startswith("_")]
+            raise missing(where, name, names)
+
+        kind.__getattr__ = absent  # type: ignore[attr-defined]
+        return kind
+
+    return decorate
 
 
 def class_habits_met(example: str) -> Callable[[type[T]], type[T]]:

@@ -30,6 +30,8 @@ from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from unisono.runtime.habits import attributes_met
+
 DEFAULT_DEVICES_AT_MOST = 8
 WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 # How many workers each of several hosts has, if each has a launcher of ours.
@@ -49,6 +51,7 @@ SOMEBODY = "somebody"
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
+@attributes_met("`unisono.world()`")
 @dataclass(frozen=True, slots=True)
 class World:
     """The position of one worker among all workers.

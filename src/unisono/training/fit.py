@@ -23,6 +23,7 @@ from torch import nn
 
 from unisono.data.data_reading import is_stream
 from unisono.engine.state.contents import digest_of
+from unisono.runtime.habits import attributes_met
 from unisono.runtime.signals import interruption
 from unisono.runtime.workers.launcher_messages import Membership
 from unisono.runtime.workers.team import StepBrokenError
@@ -48,6 +49,7 @@ from unisono.training.whole_batch import from_the_same_buffers
 _NOBODY = Membership((), leader=-1, generation=-1)
 
 
+@attributes_met("`fit`")
 class FitUnderWay(Observer):
     """A :class:`Fit`, and the run's observer. Final; for one call."""
 

@@ -33,7 +33,7 @@ from unisono.engine.step.transforms import OnGradients
 from unisono.errors import PeerLostError
 from unisono.plan.shards import assign
 from unisono.runtime.device import AUTO, drawn_without_seed
-from unisono.runtime.habits import habits_met
+from unisono.runtime.habits import attributes_met, habits_met
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.launcher_messages import Ready
 from unisono.training.checkpoints import Checkpoints
@@ -63,6 +63,7 @@ SCALER_KEY = "grad_scaler"
 EXTRA_STATE_KEY = "extra_state"
 
 
+@attributes_met("`Run`")
 class Run:
     """A training run with a loop of your own: the same result on any number of workers. Final.
 

@@ -18,6 +18,7 @@ from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.programs.holders import is_iterator
 from unisono.runtime.device import host
+from unisono.runtime.habits import attributes_met
 from unisono.runtime.training_progress import now
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.body_rehearsal import BodyRehearsal
@@ -43,6 +44,7 @@ def is_due(num_looks: int, step: int) -> bool:
     return num_looks < AT_FIRST or step & (step - 1) == 0 or step % EVERY == 0
 
 
+@attributes_met("the step")
 class Step(DoneStep):
     """One global batch and the update that it leads to. Made by ``Run.steps``.
 

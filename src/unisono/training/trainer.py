@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from unisono.engine.state.load import save_weights
 from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.step.transforms import OnGradients
 from unisono.runtime.device import AUTO
-from unisono.runtime.habits import habits_met, missing
+from unisono.runtime.habits import attributes_met, habits_met
 from unisono.training.callbacks.callback import Callback, Callbacks
 from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.logger import with_loggers
@@ -47,6 +47,7 @@ from unisono.training.several_models import Optimizers, check_one_model
 from unisono.training.sweep import Forward
 
 
+@attributes_met("`Trainer`")
 class Trainer:
     """Trains a model, with the same result on any number of workers. Final.
 
@@ -411,11 +412,6 @@ class Trainer:
         """
         checkpoints = self._context.checkpoints
         return None if checkpoints is None else checkpoints.directory
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise missing("`Trainer`", name)
 
     def _read_in_order(self, dataset: Any, batch_size: int | None) -> Reading:
         """Return how samples are read for a pass: as the newest `fit` did, unless it is said."""
