@@ -39,6 +39,22 @@ def test_every_sentence_is_found_whole_and_by_its_first_words(sentence, cause):
         assert f"Cause: {told}\nRemedy: " in output
 
 
+@pytest.mark.parametrize(
+    ("typed", "sentences"),
+    [
+        ("DIRECTORY must be", ["DIRECTORY must be a run's", "DIRECTORY must be that of a run"]),
+        ("directory must be", ["`directory` must be a folder", "`directory` must be a URL"]),
+        ("Directory must be that of", ["DIRECTORY must be that of a run"]),  # no such case
+        ("SHARDS MUST BE AT LEAST", ["`shards` must be at least"]),
+    ],
+)
+def test_what_a_command_gets_is_told_from_what_a_program_passes(typed, sentences):
+    entries = said(typed)[1].split("\n\nCause: ")
+    found = [entry.splitlines()[-1] for entry in entries[:-1]]
+    assert len(found) == len(sentences)
+    assert all(one.startswith(want) for one, want in zip(found, sentences, strict=True))
+
+
 def test_nonsense_is_refused():
     status, output = said("what?")
     assert status == 2

@@ -231,7 +231,9 @@ def explain(message: tuple[str, ...]) -> None:
 
 def explanations(text: str) -> list[str]:
     """Give what the page has on the sentences and the error classes in a text."""
-    found = [row for sentence, row in _sentences() if _is_in(sentence, text)]
+    rows = [row for row in _sentences() if _is_in(row[0].lower(), text.lower())]
+    # DIRECTORY is what a command gets, `directory` what a program passes.
+    found = [row for sentence, row in rows if _is_in(sentence, text)] or [row for _, row in rows]
     sections = _sections().items()
     return found + [section for name, section in sections if re.search(rf"\b{name}\b", text)]
 
@@ -267,4 +269,4 @@ def _is_in(sentence: str, text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.replace("`", "").lower().split())
+    return " ".join(text.replace("`", "").split())
