@@ -18,6 +18,11 @@ PROGRAM = Path(__file__).with_name("training.py")
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = shlex.quote(sys.executable)
 RUN = f"{PYTHON} -m unisono run -n 2 {PROGRAM}"
+# Root has no limit on processes; Python may lie where root alone may read.
+WITHOUT_RIGHTS = (
+    "setpriv --reuid 54321 --clear-groups --inh-caps=-all,+dac_override --bounding-set "
+    "-all,+dac_override --ambient-caps +dac_override"
+)
 TRAINS, REFUSED, UNSAVED = "trains", "is refused", "trains, and ends with 1"
 LIMIT_S = 300.0
 
@@ -87,6 +92,20 @@ PLACES = (
         f"ulimit -n 64; {RUN} run",
         REFUSED,
         "enter `ulimit -n 130`",
+        is_kept=False,
+    ),
+    Place(
+        "few processes",
+        f"{WITHOUT_RIGHTS} bash -c 'ulimit -u 1; {RUN} run'",
+        REFUSED,
+        "`ulimit -u` must allow what a run needs",
+        is_kept=False,
+    ),
+    Place(
+        "little memory for a process",
+        f"ulimit -v 300000; {RUN} run",
+        REFUSED,
+        "`ulimit -v` must allow what a run needs",
         is_kept=False,
     ),
     Place("python -O", f"{PYTHON} -O -m unisono run -n 2 {PROGRAM} run"),

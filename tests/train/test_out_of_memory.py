@@ -1,5 +1,6 @@
 """What runs take of their devices is told; of a full one what was needed, and what to do."""
 
+import errno
 import json
 
 import pytest
@@ -13,6 +14,7 @@ import unisono
 from unisono.callbacks import Callback
 from unisono.errors import OutOfMemoryError
 from unisono.runtime.device import Device, host
+from unisono.runtime.workers.memory import Memory
 from unisono.runtime.world import World
 from unisono.tools.report.top import LiveView
 
@@ -164,6 +166,16 @@ def test_the_memory_of_the_host_is_told_alike():
     assert "DefaultCPUAllocator" in str(info.value.__cause__)
     assert (info.value.phase, info.value.shard) == ("forward pass", 0)
     assert "activations" not in info.value.needed
+
+
+def test_memory_that_the_system_refuses_is_told_alike(monkeypatch):
+    def refuse(fd, num_bytes):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(Memory, "map", refuse)
+    with pytest.raises(OutOfMemoryError, match="the memory of this machine must hold") as info:
+        make(device="cpu").fit(DATA, batch_size=8, steps=2)
+    assert info.value.phase == "start of the loop"
 
 
 def full_on_one(directory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ def explained(
 ) -> Exception:
     """Make ours, whose cause it is, of an error of a full memory; any other is given back."""
     of_the_host = type(error) is RuntimeError and _OF_THE_HOST in str(error)
+    of_the_host |= isinstance(error, OSError) and error.errno == errno.ENOMEM
     if not (of_the_host or isinstance(error, torch.OutOfMemoryError)):
         return error
     device, rank = _full_one(run.device, error), run.team.world.rank

@@ -144,7 +144,11 @@ def run(job: Job) -> int:
     """Run a script or module on workers and return the exit status of the job."""
     adopt_orphans()  # those of the server too, if it is killed
     with signals_as_bytes(ENDING_SIGNALS) as signals:
-        server = ForkServer.start(job.environ)
+        try:
+            server = ForkServer.start(job.environ)
+        except WorkerError as error:
+            say(str(error))
+            return 1
         try:
             ended = supervise(server, job, signals)
         finally:

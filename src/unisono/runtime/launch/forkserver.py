@@ -34,6 +34,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, final
 
+from unisono.errors import WorkerError
+from unisono.runtime.limits import limits_behind
+from unisono.runtime.notices import say
 from unisono.runtime.procfs import adopt_orphans, die_with, kill_below, thread_has_ended
 from unisono.runtime.signals import ENDING_SIGNALS, signals_held_back
 from unisono.runtime.workers import launcher_messages as messages
@@ -82,15 +85,20 @@ class ForkServer:
         package_folder = str(Path(__file__).resolve().parents[3])
         here = os.getpid(), threading.get_native_id()
         arguments = [package_folder, str(theirs.fileno()), *map(str, here)]
-        with signals_held_back():
-            process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _START, *arguments],
-                env={**environ, **_OVERRIDES},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        theirs.close()
+        try:
+            with signals_held_back():
+                process = subprocess.Popen(
+                    [sys.executable, *flags, "-c", _START, *arguments],
+                    env={**environ, **_OVERRIDES},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+        except OSError as error:
+            ours.close()
+            raise WorkerError(refused(error)) from error
+        finally:
+            theirs.close()
         return cls(process, ours, read_at_load(environ))
 
     @property
@@ -201,8 +209,21 @@ def main(channel_fd: int, launcher_pid: int, launcher_thread: int) -> NoReturn:
     # The launcher has blocked them since before this process began.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     channel = Channel.from_fd(channel_fd)
-    load()
+    try:
+        load()
+    except (ImportError, MemoryError) as error:
+        if not list(limits_behind(repr(error))):
+            raise
+        say(refused(error))
+        os._exit(os.EX_OSERR)
     _Server(channel).serve()
+
+
+def refused(error: BaseException) -> str:
+    """Say that the system does not let workers start, and which limit may be behind it."""
+    said = f"{type(error).__name__}: {error}"
+    limits = "".join(f" {limit}" for limit in limits_behind(said))
+    return f"the system must let a process for the workers start, but it does not: {said}.{limits}"
 
 
 def _end_all() -> NoReturn:
@@ -260,7 +281,11 @@ class _Server:
 
     def _fork(self, wanted: messages.ForkWorker) -> None:
         server_pid = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            say(refused(error))
+            os._exit(os.EX_OSERR)
         if pid == 0:
             try:
                 from unisono.runtime.launch.worker import be_worker  # which loads torch

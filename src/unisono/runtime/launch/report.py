@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from unisono.runtime.faults import FAULTS_VARIABLE
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.policy import JobState, WorkerFailure
+from unisono.runtime.limits import limits_behind, memory_limit
 from unisono.runtime.notices import listed
 
 PLACE = "This was in "  # the start of the note that says where an exception was raised
@@ -56,6 +57,8 @@ def failure_message(state: JobState, num_workers: int) -> str:
             "the process that starts the workers must live as long as they do, but it "
             f"{ending(cause.exit_code)}; all workers ended with it. What it printed before, "
             "if anything, stands above."
+            # Without memory, it cannot say so itself.
+            + "".join(f" {limit}" for limit in memory_limit() if cause.exit_code != os.EX_OSERR)
         )
     if cause.said.waited_for in state.done:
         return _missed(state, cause.said.waited_for, num_workers, "finished its program")
@@ -124,6 +127,7 @@ def _hints(cause: WorkerFailure, num_workers: int) -> Iterator[str]:
             f"at the same port: start this program with `python`, or `unisono run -n 1`."
         )
     yield from dict.fromkeys(hint for words, hint in _HINTS_OF_TORCH.items() if words in text)
+    yield from limits_behind(cause.said.summary)
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:
