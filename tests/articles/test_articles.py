@@ -1,5 +1,7 @@
 """The programs of the articles that people come from train here, or hear which word to change."""
 
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +36,11 @@ SPAWNS = "each of the 2 workers has started all ranks once more, with `mp.spawn`
 )
 def test_a_program_of_an_article_trains_or_says_what_to_change(tmp_path, way, name, said):
     popen = processes.start if way else subprocess.Popen  # a spawned process imports its parent's
-    command = [sys.executable, *way, str(PROGRAMS / f"{name}.py")]
+    source = (PROGRAMS / f"{name}.py").read_text()
+    with socket.create_server(("", 0)) as free:  # the articles' port may be taken by another test
+        source = re.sub(r'(?<="MASTER_PORT"\] = ")\d+', str(free.getsockname()[1]), source)
+    (tmp_path / f"{name}.py").write_text(source)
+    command = [sys.executable, *way, f"{name}.py"]
     done = processes.run(command, popen=popen, cwd=tmp_path, timeout=240)
     assert (done.returncode == 0) == (said == TRAINS), done
     assert said in done.stderr
