@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import random
 import signal
 import subprocess
@@ -95,6 +96,7 @@ def test_never_resuming_begins_anew(tmp_path):
     assert fit(tmp_path, 3, checkpoint=unisono.Checkpoint(resume="never"))[0] == 3
     names = ["aside-1-step-000000000005", "step-000000000003"]
     assert sorted(os.listdir(tmp_path / "checkpoints")) == names
+    shutil.rmtree(tmp_path / "checkpoints" / names[0])  # as the page on checkpoints allows
     assert fit(tmp_path, 4)[0] == 1
 
 
