@@ -22,7 +22,13 @@ NONE = ""
     ("name", "args", "mistake"),
     [
         pytest.param("metric_of_one_rank", (), "evaluation-partial", marks=long),
+        pytest.param("f1_of_a_slice", (), "evaluation-partial", marks=long),
+        pytest.param("metric_that_is_not_synced", (), "evaluation-partial", marks=long),
         pytest.param("files_of_different_sizes", (), "samples-lost", marks=long),
+        pytest.param("fewest_steps_of_streams", (), "samples-lost", marks=long),
+        pytest.param("fewest_batches_of_loaders", (), "samples-lost", marks=long),
+        pytest.param("metric_over_padding", (), "evaluation-counts-twice", marks=long),
+        pytest.param("predictions_that_are_gathered", (), "evaluation-counts-twice", marks=long),
         pytest.param("lists_that_are_gathered", (), "evaluation-counts-twice", marks=slow),
         pytest.param("lists_that_are_gathered", ("cut",), NONE, marks=long),
         pytest.param("no_evaluation", (), NONE, marks=long),

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from unisono.tools.verify.sample_checks import check_samples
 from unisono.tools.verify.trace import (
+    Collective,
     EvaluationPass,
     Iteration,
     Micro,
@@ -150,6 +153,31 @@ def test_batches_that_ranks_leave_out_at_the_end(left, of_one, expected):
     ranks = [trace(plan, num_left=n) for plan, n in zip(("abcd", "efgh"), left, strict=True)]
     one = trace("abcdefgh", num_left=of_one)
     assert verdicts(ranks, one)["samples-lost"] == expected
+
+
+LOSSES = ("all_reduce", [[0.5], [0.25]], [0.75])
+
+
+@pytest.mark.parametrize(
+    ("counts", "calls", "expected"),
+    [
+        ((20, 24), [("all_reduce", [[20], [24]], [20])], "wrong"),
+        ((20, 24), [("all_gather_object", [[], []], [20, 24])], "wrong"),
+        ((20, 24), [LOSSES, ("all_reduce", [[20], [24]], [20])], "wrong"),
+        ((20, 24), [("all_reduce", [[20], [24]], [44])], "unknown"),  # for a mean over all
+        ((20, 24), [], "unknown"),  # one may join early, or begin again
+        ((24, 24), [("all_reduce", [[24], [24]], [24])], "ok"),
+    ],
+)
+def test_ranks_that_take_the_fewest_batches_of_all(counts, calls, expected):
+    ranks = [
+        replace(
+            trace(plan, num_batches=n),
+            collectives=tuple(Collective(name, values, given[r]) for name, given, values in calls),
+        )
+        for r, (plan, n) in enumerate(zip(("abcd", "efgh"), counts, strict=True))
+    ]
+    assert verdicts(ranks, trace("abcdefgh", num_batches=44))["samples-lost"] == expected
 
 
 def endless(rows, *, how="stopped"):

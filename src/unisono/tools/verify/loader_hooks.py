@@ -134,6 +134,7 @@ class LoaderHooks:
                 "epoch",
                 loader=number,
                 epoch=epoch,
+                num_batches=len(planned),
                 plan=[to_base(index) for batch in own for index in batch],
                 order=digest_of([repr(own).encode()]),
                 is_sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),

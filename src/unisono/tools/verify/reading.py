@@ -119,6 +119,9 @@ def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
         steps=tuple(reading.steps()),
         iterations=tuple(reading.iterations()),
         evaluations=tuple(reading.evaluations()),
+        collectives=tuple(
+            Collective(**_fields(call)) for call in trace.of("collective") if call["values"]
+        ),
         num_idle=len(trace.loaders.keys() - {loader for loader, _ in trace.epochs}),
         how=trace.how,
     )
@@ -192,6 +195,7 @@ class _Reading:
                 order=event.get("order", ""),
                 is_sorted=event.get("is_sorted", False),
                 is_sliced=number in sliced,
+                num_batches=event.get("num_batches"),
                 num_left=self._num_left(number, epoch),
                 **self._trace.loaders[number]["facts"],
             )
@@ -202,7 +206,7 @@ class _Reading:
         places = [forward["at"] for forward in self._trained.values() if forward["at"] is not None]
         trained = [batch for *place, batch in places if place == [loader, epoch]]
         is_over = (loader, epoch + 1) in self._trace.epochs or self._trace.how == "ended"
-        return len(kept) - max(trained) - 1 if trained and is_over else 0
+        return len(kept) - max(trained) - 1 if kept and trained and is_over else 0
 
     def _roles(self) -> tuple[dict[int, str], set[int]]:
         """Return what loaders are used for, and of which batches only parts are trained with."""

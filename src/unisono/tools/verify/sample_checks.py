@@ -74,6 +74,15 @@ def _samples_lost(seen: TwoRuns) -> Finding:
         if one.num_left < num_left:
             told = f"{where}: ranks leave out its last {num_left} batches, one rank {one.num_left}."
             return wrong(check, told, "Let the loop end when the loader does.")
+        counts = [rank.num_batches for rank in ranks if rank.num_batches is not None]
+        if len(set(counts)) > 1 and len(counts) == len(ranks):
+            told = f"{where} has {' and '.join(map(str, counts))} batches on different ranks"
+            remedy = "Give all ranks equally many, as a DistributedSampler does."
+            if _agree_on_fewest(seen, counts):
+                return wrong(
+                    check, f"{told}, which agree on the fewest: the others' are lost.", remedy
+                )
+            return unknown(check, f"{told}; whether all are trained with cannot be seen.", remedy)
         plans = [rank.plan for rank in ranks if rank.plan is not None]
         if len(plans) < len(ranks) or one.plan is None:
             continue
@@ -103,6 +112,17 @@ def _samples_lost(seen: TwoRuns) -> Finding:
             remedy = "Let ranks share what is left over, or give each rank parts of one size."
             return wrong(check, f"In their second epoch {told}, {len(alone)} so far.", remedy)
     return unknown(check, "Which samples an epoch has is not known: no DataLoader with a sampler.")
+
+
+def _agree_on_fewest(seen: TwoRuns, counts: Sequence[int]) -> bool:
+    """Return whether ranks put these numbers together, one of each, or take the least of them."""
+    for calls in zip(*(rank.collectives for rank in seen.ranks), strict=False):
+        if all(sorted(call.values) == sorted(counts) for call in calls):
+            return True
+        given = [list(call.given) for call in calls]
+        if given == [[n] for n in counts] and {*calls[0].values} == {min(counts)}:
+            return True
+    return False
 
 
 def _split(seen: TwoRuns) -> Finding:

@@ -87,6 +87,7 @@ class Iteration:
     order: str = ""  # a digest of its indices
     is_sorted: bool = False  # its indices ascend
     is_sliced: bool = False  # forward passes got only a part of each batch
+    num_batches: int | None = None  # of the whole epoch; None: not known
     num_left: int = 0  # batches at its end that nobody trained with, where it is over
     drop_last: bool = False  # of the loader
     replaces: bool = False  # likewise
@@ -128,6 +129,7 @@ class RankTrace:
     steps: tuple[OptimizerStep, ...] = ()
     iterations: tuple[Iteration, ...] = ()
     evaluations: tuple[EvaluationPass, ...] = ()
+    collectives: tuple[Collective, ...] = ()  # those of a few numbers
     num_idle: int = 0  # loaders that were made, and that nothing was read from
     # how its program ended: `"ended"`, `"stopped"` by the verifier, or why it did not
     how: str = "ended"
