@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import inspect
 import pickle
 import re
@@ -11,6 +12,7 @@ import shlex
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -199,6 +201,36 @@ def test_blocks_run_in_a_program_that_has_what_they_name(tmp_path: Path) -> None
 def digest(output: str) -> str:
     (found,) = re.findall(r"digest:? ([0-9a-f]+)", output)
     return found
+
+
+@pytest.mark.parametrize("page", MOVES, ids=lambda page: page.stem)
+def test_the_page_of_each_library_says_what_becomes_of_the_last_batch(page: Path) -> None:
+    assert re.search(r"^\| `\w*(drop_last|drop_remainder)", page.read_text(), re.M)
+
+
+def test_recipes_are_linked_to_their_programs_on_the_site_too() -> None:
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "site" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+
+    def on_site(markdown: str, name: str) -> str:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        return str(hooks.on_page_markdown(markdown, page))
+
+    assert on_site("[gan](../examples/gan.py)", "index.md") == "[gan](recipes/gan.md)"
+    assert on_site("[gan](../../examples/gan.py)", "from/a.md") == "[gan](../recipes/gan.md)"
+    assert on_site("[all](../examples), [x](../src/x.py)", "a.md") == "all, x"
+    linked = re.findall(r"\]\(recipes/(\w+)\.md\)", on_site(INDEX.read_text(), "index.md"))
+    assert sorted(linked) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+def test_how_long_the_tests_take_is_the_same_everywhere() -> None:
+    pages = (REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "Makefile"))
+    told = [re.findall(r"(\w+) minutes on two cores", page.read_text()) for page in pages]
+    assert all(found for found in told)
+    assert len({each for found in told for each in found}) == 1
 
 
 @needs_two_cores

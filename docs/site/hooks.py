@@ -1,4 +1,4 @@
-"""What the site needs beside Markdown: marked differences, and no links to files outside of it."""
+"""What the site needs beside Markdown: marked differences, recipes, no links to other files."""
 
 import difflib
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 
 _PROGRAM = r"```python title=([^\n]*)\n(.*?)```"
 _PAIR = re.compile(rf"{_PROGRAM}\n\n{_PROGRAM}", re.S)
+_RECIPE = re.compile(r"\]\(\.\./((?:\.\./)*)examples/(\w+)\.py\)")
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:examples|src|tests|bench)[^)]*\)")
 
 
@@ -20,10 +21,22 @@ def on_config(config):
     return config
 
 
+def on_files(files, config):
+    """Add a page for each recipe: its program, and the command that writes it."""
+    from mkdocs.structure.files import File
+
+    for path in sorted((Path(config.docs_dir).parent / "examples").glob("*.py")):
+        name, program = path.stem, path.read_text()
+        text = f"# {name}\n\n```console\n$ unisono new {name}\n```\n\n```python\n{program}```\n"
+        files.append(File.generated(config, f"recipes/{name}.md", content=text))
+    return files
+
+
 def on_page_markdown(markdown: str, page, **_) -> str:
     """Mark which lines of two programs side by side differ; name files that the site lacks."""
     if page.file.src_uri.startswith("from/"):
         markdown = _PAIR.sub(_marked, markdown)
+    markdown = _RECIPE.sub(r"](\1recipes/\2.md)", markdown)
     return _OUTSIDE.sub(r"\1", markdown)
 
 

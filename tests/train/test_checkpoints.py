@@ -4,8 +4,8 @@ import functools
 import itertools
 import json
 import os
-import shutil
 import random
+import shutil
 import signal
 import subprocess
 import sys
