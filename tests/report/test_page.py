@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from tests.report.lines import history_of
+from tests.report.lines import event, history_of, step
 from tests.report.synthetic import run_lines, start_line, step_line, write_run
 
 from unisono.tools.cli import main
@@ -297,3 +297,24 @@ def test_no_count_is_called_best():
     assert not is_at_least_as_good("Accuracy", 1.0, 2.0)
     assert is_at_least_as_good("area", 1.0, 2.0)
     assert is_at_least_as_good("area", 3.0, 2.0)
+
+
+def test_pages_speak_of_what_fixed_a_run_as_the_field_does(small_library, tmp_path):
+    usual = start_line(identity={"arithmetic": "as usual", "precision": "float32"})
+    metrics = event("evaluation", 1, 1.0, means={"area": 24944.0, "accuracy": 0.5})
+    page = page_of([usual, step(0, 0.5), metrics])
+    assert "torch&#39;s defaults" in page
+    assert "workers at the beginning" in page
+    assert "Last validation area" in page
+    assert "Best validation accuracy" in page
+    assert [words for words in ("as usual", "at the begin<", "Highest") if words in page] == []
+
+
+def test_what_holds_of_all_charts_is_said_once(small_library, tmp_path):
+    runs = [write_run(tmp_path / name, num_steps=40) for name in "ab"]
+    page = tmp_path / "compare.html"
+    assert called("compare", *runs, "-o", page)[0] == 0
+    figures = re.findall(r"<figcaption>(.*?)</figcaption>", page.read_text(), re.S)
+    assert len(figures) > 1
+    assert not any("the first is seen beneath" in figure for figure in figures)
+    assert page.read_text().count("Where curves are equal") == 1
