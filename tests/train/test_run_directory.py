@@ -6,11 +6,13 @@ import sys
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.errors import CheckpointError
+from unisono.tools.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +133,28 @@ def test_a_tilde_is_the_home_folder_everywhere(tmp_path, monkeypatch):
     command = [sys.executable, "-m", "unisono", "checkpoints", "~/run"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert "step-000000000004  whole" in done.stdout, done
+
+
+def test_a_tilde_is_the_home_folder_for_commands(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    fit("~/run")
+    for line in (
+        *("top --once ~/run", "report ~/run", "report ~/run -o ~/page.html", "checkpoints ~/run"),
+        *("compare ~/run ~/run -o ~/both.html", "new ~/train.py", "new gan ~/gan.py"),
+    ):
+        done = CliRunner().invoke(main, line.split())
+        assert done.exit_code == 0, done.output
+    found = sorted(one.name for one in tmp_path.iterdir())
+    assert found == ["both.html", "gan.py", "page.html", "run", "train.py"]
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "new/m.h5", "m.GGUF"])
+def test_a_suffix_of_another_format_is_refused_before_training(tmp_path, name):
+    for take in (unisono.callbacks.BestCheckpoint, fit(None).save):
+        with pytest.raises(ValueError, match=r"must end in .safetensors, or in .pt .* export the"):
+            take(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_home_that_is_not_known_is_named(monkeypatch):

@@ -83,6 +83,22 @@ def path_given(path: str | os.PathLike[str], argument: str = "path") -> Path:
         ) from None
 
 
+# How names end in which other programs expect what no weights are written as here.
+_OF_OTHERS = (".onnx", ".h5", ".hdf5", ".keras", ".npz", ".npy", ".gguf", ".pb", ".tflite", ".pt2")
+
+
+def weights_file(path: str | os.PathLike[str]) -> Path:
+    """Return where weights go; raises ValueError where the name is one of another format."""
+    found = path_given(path)
+    if found.suffix.lower() in _OF_OTHERS:
+        raise ValueError(
+            f"`path` must end in .safetensors, or in .pt for torch.load, but is {str(path)!r}: "
+            f"pass {str(found.with_suffix('.safetensors'))!r}; for {found.suffix}, export the "
+            f"model once it is trained."
+        )
+    return found
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file under a temporary name, and rename it once it is complete and on the disk.

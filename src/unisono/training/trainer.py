@@ -20,6 +20,7 @@ from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.step.transforms import OnGradients
 from unisono.runtime.device import AUTO
 from unisono.runtime.habits import attributes_met, habits_met
+from unisono.runtime.plainfile import weights_file
 from unisono.training.callbacks.callback import Callback, Callbacks
 from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.logger import with_loggers
@@ -396,9 +397,11 @@ class Trainer:
 
         Raises:
             OSError: the folder cannot be made or written.
-            ValueError: there are weights that no such file can hold.
+            ValueError: there are weights that no such file can hold, or the name ends as one of
+                another format does, such as .onnx.
         """
-        save_weights(self.run.model if model is None else checked(model), path)
+        whole = self.run.model if model is None else checked(model)
+        save_weights(whole, weights_file(path))
 
     def digest(self) -> str:
         """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""

@@ -20,6 +20,7 @@ import click
 from unisono.runtime.launch.api import launch
 from unisono.runtime.launch.placement import VISIBLE_VARIABLE
 from unisono.runtime.notices import say
+from unisono.runtime.plainfile import path_given
 from unisono.tools.cli.endings import Refusal
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -51,13 +52,13 @@ def new(name: str | None, file: Path | None, shows_all: bool) -> None:
       unisono new gan train.py             a GAN, to train.py
       unisono new cluster jobs             files for Slurm, Kubernetes and Ray, to a folder
     """
-    found = recipes()
+    found, file = recipes(), None if file is None else path_given(file)
     if shows_all or name is None:
         for known, (_, what) in found.items():
             click.echo(f"{known:16}{what}")
         return
     if file is None and name not in found and Path(name).suffix:
-        name, file = FIRST, Path(name)
+        name, file = FIRST, path_given(name)
     if name not in found and file is not None and name.endswith(".py"):
         raise Refusal(
             f"NAME must be a recipe where a FILE follows, but is {name!r}: use "

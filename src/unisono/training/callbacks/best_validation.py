@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from unisono.engine.state.load import save_weights
 from unisono.runtime.habits import habits_met
-from unisono.runtime.plainfile import check_plain, path_given
+from unisono.runtime.plainfile import check_plain, weights_file
 from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.callback import Callback, Fit
 from unisono.training.callbacks.journal import path_of, trouble_at
@@ -167,7 +167,7 @@ class BestCheckpoint(_Judge):
         better: str = "lower",
         min_delta: float = 0.0,
     ) -> None:
-        self._given = None if path is None else path_given(path)
+        self._given = None if path is None else weights_file(path)
         self._path = Path()  # of the call of `fit` under way
         super().__init__(monitor, better, min_delta)
 
