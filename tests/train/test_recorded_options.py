@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import (
     LambdaLR,
     LinearLR,
     OneCycleLR,
+    PolynomialLR,
     ReduceLROnPlateau,
     SequentialLR,
     StepLR,
@@ -150,6 +151,31 @@ def test_what_the_program_gives_is_taken_where_it_asks_for_that(tmp_path, capsys
     assert here["lr"] == there["lr"]
     train(tmp_path, 10, **options, lr=0.02, weight_decay=0.1)
     assert told(capsys) == []  # what was taken is what the run has now
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "horizon"),
+    [(CosineAnnealingLR, "T_max"), (LinearLR, "total_iters"), (PolynomialLR, "total_iters")],
+)
+def test_a_longer_run_has_the_rates_of_a_longer_schedule_if_asked(tmp_path, schedule, horizon):
+    def rates(directory, steps, length, **options):
+        seen = []
+
+        class Notes(unisono.callbacks.Callback):
+            def on_step_begin(self, fit):
+                seen.append(fit.optimizer.param_groups[0]["lr"])
+
+        made = functools.partial(schedule, **{horizon: length})
+        trainer = make(directory, schedule=made, **options)
+        trainer.callbacks.append(Notes())
+        trainer.fit(data(), batch_size=10, steps=steps)
+        return seen
+
+    for directory, length, options in (("kept", 6, {}), ("longer", 12, {"checkpoint": PROGRAMS})):
+        rates(tmp_path / directory, 6, 6)
+        found = rates(tmp_path / directory, 12, 12, **options)[-6:]
+        assert found == pytest.approx(rates(None, 12, length)[6:])
 
 
 def test_what_the_program_has_not_changed_stays_as_it_was_in_the_checkpoint(tmp_path):
