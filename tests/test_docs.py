@@ -226,6 +226,16 @@ def test_recipes_are_linked_to_their_programs_on_the_site_too() -> None:
     assert sorted(linked) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.parametrize("name", ["curves-narrow", "curves-dark-narrow"])
+def test_the_first_picture_can_be_read_on_a_telephone(name: str) -> None:
+    picture = (DOCS / "pictures" / f"{name}.svg").read_text()
+    (width,) = re.findall(r'viewBox="0 0 (\d+) ', picture)
+    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)', picture)]
+    assert min(sizes) * 400 / int(width) > 10  # pixels
+    assert f"{name}.svg" in README.read_text()
+    assert f"{name}.svg" in INDEX.read_text()
+
+
 def test_how_long_the_tests_take_is_the_same_everywhere() -> None:
     pages = (REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "Makefile"))
     told = [re.findall(r"(\w+) minutes on two cores", page.read_text()) for page in pages]

@@ -1,13 +1,16 @@
 """The command shows a run that somebody trains, and leaves its folder alone."""
 
+import html
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -82,6 +85,16 @@ def test_a_run_that_is_killed_is_gone_with_its_last_process(tmp_path, start):
         process.kill()
         assert gone_within(workers, 10.0) == []
         assert watch.look().condition is Condition.GONE
+
+
+def test_the_picture_on_the_page_has_the_columns_that_are_drawn(tmp_path):
+    picture = Path(__file__).parents[2] / "docs" / "pictures" / "terminal.svg"
+    shown = [html.unescape(one) for one in re.findall(r">([^<]+)</text>", picture.read_text())]
+    words = " ".join(shown).replace("\xa0", " ").split()
+    at, end = words.index("rank"), words.index("memory") + 1
+    drawn = top("--once", write_run(tmp_path / "run")).output.splitlines()
+    (heads,) = [line.split() for line in drawn if line.lstrip().startswith("rank ")]
+    assert words[at:end] == heads
 
 
 def test_what_slows_the_newest_steps_is_shown(tmp_path):

@@ -242,3 +242,6 @@ def test_a_layer_that_is_larger_than_a_device_is_named(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "`1` alone takes 436 KiB in training" in said
     assert said.count("alone") == 1
+    table = nn.Embedding(3000, 10)  # what is looked up, in the place of what is multiplied
+    split(nn.Sequential(table, nn.Linear(10, 4)), ["cpu", "cpu"])
+    assert "`0` alone takes 469 KiB in training" in capsys.readouterr().err
