@@ -226,3 +226,23 @@ def test_an_error_of_ours_shows_the_programs_line_and_folds_our_frames(
     assert "trainer.fit(data, batch_size=4, epochs=1)" in done.stderr
     assert ("frames of Unisono left out" in done.stderr) == (not flags), done.stderr
     assert ("unisono/training/fit.py" in done.stderr) == bool(flags)
+
+
+def test_an_error_in_a_function_that_is_launched_folds_our_frames_too(tmp_path: Path) -> None:
+    script = tmp_path / "launches.py"
+    script.write_text(
+        "import torch, unisono\n"
+        "def main():\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    trainer = unisono.Trainer(model, optimizer, lambda model, batch: None, shards=2)\n"
+        "    data = torch.utils.data.TensorDataset(torch.zeros(8, 2))\n"
+        "    trainer.fit(data, batch_size=4, epochs=1)\n"
+        "if __name__ == '__main__':\n"
+        "    unisono.launch(main, workers=2)\n"
+    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "trainer.fit(data, batch_size=4, epochs=1)" in done.stderr
+    assert "frames of Unisono left out" in done.stderr
+    assert "unisono/training/" not in done.stderr
