@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
+from tests.chaos.jobs import gone_within
 from tests.warm import processes
 
 from unisono.runtime.launch.job import SCRIPT, Job
@@ -75,3 +80,21 @@ def test_seven_hundred_workers_start_and_end(tmp_path) -> None:
     done = processes.run(command, cwd=tmp_path, timeout=590)
     assert (done.returncode, len(list(tmp_path.iterdir()))) == (0, MANY + 1), done.stderr
     assert "700 workers take turns" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_signal_ends_seven_hundred_workers_while_they_start(tmp_path) -> None:
+    script = tmp_path / "stays.py"
+    script.write_text("import os, time\nopen(os.environ['RANK'], 'w').close()\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(MANY), script]
+    with processes.start(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
+        while not (tmp_path / "0").exists():
+            assert launcher.poll() is None
+            time.sleep(0.05)
+        started = psutil.Process(launcher.pid).children(recursive=True)
+        launcher.send_signal(signal.SIGTERM)
+        _, said = launcher.communicate(timeout=300)
+    assert launcher.returncode == 128 + signal.SIGTERM, said
+    assert gone_within(started, 60.0) == []
+    assert len(list(tmp_path.iterdir())) < MANY  # it was in the midst of starting them

@@ -171,7 +171,7 @@ def missing(where: str, name: str, names: Sequence[str] = ()) -> AttributeError:
 
 
 def attributes_met(where: str) -> Callable[[type[T]], type[T]]:
-    """Have objects of a class answer for an attribute that they lack."""
+    """Make objects of a class answer for an attribute that they lack."""
 
     def decorate(kind: type[T]) -> type[T]:
         def absent(self: T, name: str) -> Any:

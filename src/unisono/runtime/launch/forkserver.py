@@ -220,7 +220,7 @@ def main(channel_fd: int, launcher_pid: int, launcher_thread: int) -> NoReturn:
 
 
 def refused(error: BaseException) -> str:
-    """Say that the system does not let workers start, and which limit may be behind it."""
+    """Return a sentence on what the system refuses, and on the limit that may be behind it."""
     said = f"{type(error).__name__}: {error}"
     limits = "".join(f" {limit}" for limit in limits_behind(said))
     return f"the system must let a process for the workers start, but it does not: {said}.{limits}"
