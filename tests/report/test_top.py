@@ -83,7 +83,8 @@ def test_a_run_that_is_killed_is_gone_with_its_last_process(tmp_path, start):
         workers = [psutil.Process(worker.pid) for worker in view.workers]
         assert view.condition is Condition.RUNNING
         process.kill()
-        assert gone_within(workers, 10.0) == []
+        process.wait()
+        assert gone_within([one for one in workers if one.pid != process.pid], 10.0) == []
         assert watch.look().condition is Condition.GONE
 
 
