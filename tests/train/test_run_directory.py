@@ -65,6 +65,31 @@ def test_one_error_lists_what_of_another_model_differs(tmp_path, capsys):
     assert "the run goes on" not in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("more_layers", "optimizer", "said"),
+    [
+        ((nn.Linear(1, 1),), torch.optim.SGD, "but `3.bias`, `3.weight` are only in the model"),
+        ((), torch.optim.Adam, "`optimizer` must be 'SGD' as in the checkpoint, but is 'Adam'"),
+    ],
+    ids=["a further layer", "another optimizer"],
+)
+def test_one_error_tells_of_what_else_is_another(tmp_path, capsys, more_layers, optimizer, said):
+    fit(tmp_path, 2)
+    capsys.readouterr()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1), *more_layers)
+    trainer = unisono.Trainer(
+        *(model, optimizer(model.parameters(), lr=0.1)),
+        lambda model, batch: model(batch[0]).square().mean(),
+        shards=2,
+        directory=tmp_path,
+    )
+    with pytest.raises(CheckpointError) as caught:
+        trainer.fit(TensorDataset(torch.randn(16, 3)), batch_size=4, steps=4)
+    assert said in str(caught.value)
+    assert "the run goes on" not in "".join(capsys.readouterr())
+
+
 def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     if os.getuid():
         (tmp_path / "run").mkdir(mode=0o500)
