@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, final
 
 from torch.utils.data import default_collate
 
@@ -17,8 +17,9 @@ Collate = Callable[[list[Any]], Any]
 _NAMED_AT_MOST = 8
 
 
+@final
 class Collator:
-    """Makes batches, and seeds generators for what is read. Final; see :func:`fetch.fetcher`.
+    """Makes batches, and seeds generators for what is read. See :func:`fetch.fetcher`.
 
     `own`: those of the program; `is_programs`: whether batches are made by the program.
     """

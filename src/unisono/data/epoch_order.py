@@ -21,7 +21,7 @@ import json
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -42,8 +42,9 @@ _PURPOSE = "order of an epoch"
 _CHUNK_BYTES = 32 << 20  # whole pages, of whatever size
 
 
+@final
 class EpochOrder:
-    """A sampler, or a batch sampler, whose answers are checked. Final.
+    """A sampler, or a batch sampler, whose answers are checked.
 
     A sampler gives `num_samples` each epoch; a batch sampler as many as it likes. One that goes on
     without end gives what `needed` batches or samples take, in one epoch. Its samples may be keys,
@@ -283,8 +284,9 @@ def _given_back(memory: Memory, order: torch.Tensor) -> Iterator[memoryview]:
         memory.mapping.madvise(mmap.MADV_DONTNEED, start, num_bytes)
 
 
+@final
 class KeptOrder:
-    """The order of the epoch under way, as an object with a state. Final.
+    """The order of the epoch under way, as an object with a state.
 
     `epoch` returns its number. A sampler may follow what training has changed since it was asked.
     """

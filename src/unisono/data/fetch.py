@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -105,8 +105,9 @@ def lies_in_memory(leaf: Any) -> bool:
     return type(leaf) in (TensorDataset, list, tuple)
 
 
+@final
 class Reader:
-    """A :class:`Fetch` for datasets that are asked for samples. Final.
+    """A :class:`Fetch` for datasets that are asked for samples.
 
     Args:
         chosen: gives the places in `dataset` that samples have by their numbers; None: the numbers.
@@ -196,11 +197,9 @@ class Reader:
             ) from error
 
 
+@final
 class _Chosen:
-    """The samples of the dataset below that subsets mean now, as a program may choose others.
-
-    Final.
-    """
+    """The samples of the dataset below that subsets mean now, as a program may choose others."""
 
     def __init__(self, dataset: Any) -> None:
         self._subsets = []

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import dropwhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -98,8 +98,9 @@ def upcoming(
     return dropwhile(start.__ne__, places())
 
 
+@final
 class EarlyBatch:
-    """A batch that is taken and copied before it is asked for. Final."""
+    """A batch that is taken and copied before it is asked for."""
 
     def __init__(self, place: ShardPosition, device: Device, take: Callable[[], Any]) -> None:
         self.place = place
@@ -122,8 +123,9 @@ class EarlyBatch:
         return self._give()
 
 
+@final
 class Loader:
-    """Gives out batches, of which `num_processes` prefetch; ends these when its block ends. Final.
+    """Gives out batches, of which `num_processes` prefetch; ends these when its block ends.
 
     `num_batches`, `num_epochs`: see :func:`upcoming`; `progress`: see :func:`progress_at`.
     `look`: notes what loader processes have a copy of, where the program may change it; `tell`

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -71,8 +71,9 @@ class _Loader(NamedTuple):
     results_fd: int
 
 
+@final
 class LoaderProcesses:
-    """N processes that work ahead on requests, in the order of results. Final.
+    """N processes that work ahead on requests, in the order of results.
 
     `work` takes a request to its result; both can be pickled. It is inherited, not pickled.
 

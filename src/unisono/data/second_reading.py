@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, final
 
 from unisono.data.collating import Collator
 from unisono.errors import LoadingError
@@ -51,8 +51,9 @@ _OTHERS = (
 )
 
 
+@final
 class SecondReading:
-    """Looks at the samples of one process in one loop. Final."""
+    """Looks at the samples of one process in one loop."""
 
     def __init__(self, collator: Collator) -> None:
         self._collator, self._pid = collator, os.getpid()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -32,8 +32,9 @@ from unisono.runtime.device import num_threads
 _END = object()
 
 
+@final
 class StreamPass:
-    """A way through a stream, or through one shard's part of it, again and again. Final.
+    """A way through a stream, or through one shard's part of it, again and again.
 
     Its method ``set_epoch``, if it has one, is called before each epoch. `length`: of the whole.
     """
@@ -118,8 +119,9 @@ class StreamPass:
         )
 
 
+@final
 class StreamReader:
-    """A `Fetch` for streams of as many parts as `shards`. Final."""
+    """A `Fetch` for streams of as many parts as `shards`."""
 
     def __init__(
         self, dataset: Any, length: int, batch_size: int, shards: int, collator: Collator

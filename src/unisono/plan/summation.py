@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, final
 
 Value = TypeVar("Value")
 
@@ -122,8 +122,9 @@ def tree_sum(
 _UNITS_OF_ONE = 1 << 1074
 
 
+@final
 class ExactSum:
-    """A sum of float64. Final."""
+    """A sum of float64."""
 
     def __init__(self, units: int = 0, not_finite: float = 0.0) -> None:
         self._units = units

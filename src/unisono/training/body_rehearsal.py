@@ -9,7 +9,7 @@ come to the same loss although the body has gone on since. What the body keeps o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, final
 
 from unisono.engine.step.loss import read_loss
 from unisono.programs.account import Account
@@ -25,8 +25,9 @@ _MADE_IN_LOOP = (
 )
 
 
+@final
 class BodyRehearsal:
-    """Repeats the first shard of one loop over `step.shards`. Final.
+    """Repeats the first shard of one loop over `step.shards`.
 
     Args:
         look: returns the account of what the program keeps now.

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -50,8 +50,9 @@ class BoundaryTasks(enum.IntFlag):
     STOP = 4
 
 
+@final
 class Boundary:
-    """The place between two steps of one loop; `has_ended` once what it led to is kept. Final.
+    """The place between two steps of one loop; `has_ended` once what it led to is kept.
 
     `steps_per_epoch`: of the epoch under way.
     """
@@ -309,8 +310,9 @@ class Boundary:
                     self._checkpoints.tell_slow_disk(notice_after_s)
 
 
+@final
 class OpenLoop:
-    """One loop, under way within a block, however that ends. Final."""
+    """One loop, under way within a block, however that ends."""
 
     def __init__(self, *, recovers: bool, has_directory: bool) -> None:
         self._loops = per_process(_Loops).under_way
@@ -339,8 +341,9 @@ class OpenLoop:
             )
 
 
+@final
 class _Loops(threading.local):
-    """The loops of each thread, the one that began last at the end. Final."""
+    """The loops of each thread, the one that began last at the end."""
 
     def __init__(self) -> None:
         self.under_way: list[OpenLoop] = []

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, final
 
 from unisono.engine.exchange.snapshots import Snapshots
 from unisono.engine.state.run_state import Position
@@ -58,16 +58,18 @@ class FoundCheckpoint:
     is_later: bool = False  # whether it was made in a later loop than that, too
 
 
+@final
 class _Runs:
-    """How many runs of this process have begun in one directory, and as what. Final."""
+    """How many runs of this process have begun in one directory, and as what."""
 
     def __init__(self, directory: str) -> None:
         self.num_begun = 0
         self.begun_as: set[str] = set()
 
 
+@final
 class Checkpoints:
-    """Writes and finds the checkpoints of one run. Final."""
+    """Writes and finds the checkpoints of one run."""
 
     def __init__(
         self,

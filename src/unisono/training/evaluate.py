@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -37,8 +37,9 @@ Sums = dict[str, tuple[ExactSum, ExactSum]]
 """By name, the sum of what is averaged and the sum of the weights."""
 
 
+@final
 class Passes:
-    """Passes without training, computed as a trainer computes its own. Final."""
+    """Passes without training, computed as a trainer computes its own."""
 
     def __init__(
         self, run: RunContext, computing: Computing, loss: Forward, embed: Forward | None

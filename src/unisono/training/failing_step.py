@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
@@ -56,8 +56,9 @@ class Cause(NamedTuple):
     line: int = 0
 
 
+@final
 class Explanation:
-    """Explains why one step fails. Final."""
+    """Explains why one step fails."""
 
     def __init__(
         self, run: RunContext, number: int, indices: Callable[[int], Sequence[int]]

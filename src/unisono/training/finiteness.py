@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from traceback import walk_stack
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
@@ -71,8 +71,9 @@ class BadOutput(NamedTuple):
     given: Finiteness
 
 
+@final
 class SecondLook:
-    """Hooks on a model's modules, until it is closed. Final.
+    """Hooks on a model's modules, until it is closed.
 
     `output` is the first that is not finite. One that holds −inf beside finite values may be a
     mask: it counts no more once a module that is given such values has finite output.

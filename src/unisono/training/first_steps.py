@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -55,8 +55,9 @@ _CHANGED = (
 )
 
 
+@final
 class LabelCounts:
-    """Looks at the first batches of a loop or an evaluation. Final."""
+    """Looks at the first batches of a loop or an evaluation."""
 
     def __init__(self, run: RunContext) -> None:
         self._run = run

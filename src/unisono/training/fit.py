@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from torch import nn
 
@@ -49,9 +49,10 @@ from unisono.training.whole_batch import from_the_same_buffers
 _NOBODY = Membership((), leader=-1, generation=-1)
 
 
+@final
 @attributes_met("`fit`")
 class FitUnderWay(Observer):
-    """A :class:`Fit`, and the run's observer. Final; for one call."""
+    """A :class:`Fit`, and the run's observer. For one call."""
 
     def __init__(
         self,

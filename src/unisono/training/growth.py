@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -140,8 +140,9 @@ def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((a - b).abs().max() <= _NOISE * largest)
 
 
+@final
 class Growth:
-    """Looks at the first step of one `fit`. Final.
+    """Looks at the first step of one `fit`.
 
     `is_open` once that could not be done, and the step as a whole is to be looked at.
     """

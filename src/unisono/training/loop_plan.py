@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 from unisono.data.data_reading import Reading, is_stream
 from unisono.data.epoch_order import EpochOrder
@@ -133,8 +133,9 @@ class LoopPlan:
         )
 
 
+@final
 class FitTotals:
-    """Counts what a call of ``fit`` does. Final.
+    """Counts what a call of ``fit`` does.
 
     A replacement that joins the others late counts what it sees; what the call did is told by how
     far the run has come, and the time by the leader. The clock starts at once.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -95,9 +95,10 @@ def _apart(loss: object) -> str:
     )
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """A loss over the whole global batch, such as a contrastive one. Final.
+    """A loss over the whole global batch, such as a contrastive one.
 
     ``Trainer(model, optimizer, WholeBatch(embed, loss))``: each shard is embedded twice, so only
     one shard's graph is in memory at a time.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from safetensors.torch import load as from_safetensors
@@ -30,8 +30,9 @@ Rows = dict[str, list[torch.Tensor]]
 """What a shard keeps, by name or by position: the rows of one part after the other."""
 
 
+@final
 class Metrics:
-    """The metrics of one evaluation, with what gives them their arguments. Final."""
+    """The metrics of one evaluation, with what gives them their arguments."""
 
     def __init__(self, metrics: Any, forward: Forward) -> None:
         self._forward = forward

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -56,10 +56,11 @@ CONFLICTS = {
 }
 
 
+@final
 @class_habits_met('Precision("bf16")')
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a trainer's passes compute: ``precision=Precision("fp16", exact=False)``. Final.
+    """How a trainer's passes compute: ``precision=Precision("fp16", exact=False)``.
 
     Args:
         name: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: torch's autocast around the loss
@@ -102,10 +103,11 @@ class Precision:
             )
 
 
+@final
 @class_habits_met('Schedule(scheduler, every="step")')
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a learning rate schedule steps: ``schedule=Schedule(cosine, every="step")``. Final.
+    """When a learning rate schedule steps: ``schedule=Schedule(cosine, every="step")``.
 
     Args:
         scheduler: one of ``torch.optim.lr_scheduler`` over the trainer's optimizer; it is saved
@@ -155,10 +157,11 @@ class Schedule:
 _BITS = {"bf": "bf16", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
 
 
+@final
 @class_habits_met('Checkpoint("10min", keep=3)')
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """When a run is saved and where it resumes: ``checkpoint=Checkpoint("10min", keep=9)``. Final.
+    """When a run is saved and where it resumes: ``checkpoint=Checkpoint("10min", keep=9)``.
 
     A checkpoint is always written when a `fit` ends, or a loop of your own.
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import final
 
 import torch
 
@@ -108,8 +109,9 @@ def _remedies(run: RunContext, phase: str, device: Device) -> Iterator[str]:
 EVERY_S = 0.1
 
 
+@final
 class MemoryWatch:
-    """Tells the others what this worker takes of its device, ten times a second at most. Final."""
+    """Tells the others what this worker takes of its device, ten times a second at most."""
 
     def __init__(self, device: Device, team: Team) -> None:
         self._device, self._team = device, team

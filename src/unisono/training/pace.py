@@ -10,6 +10,7 @@ passes and updates of all, one after the other::
 from __future__ import annotations
 
 from statistics import median
+from typing import final
 
 from unisono.runtime.notices import duration
 from unisono.runtime.workers.team import Team
@@ -18,8 +19,9 @@ _FROM_STEP, _NUM_STEPS = 48, 16  # of a call; before, steps are rehearsed and me
 _SURELY = 1.15
 
 
+@final
 class Pace:
-    """Compares some steps with what one worker would take. Final; for one call of ``fit``.
+    """Compares some steps with what one worker would take. For one call of ``fit``.
 
     Args:
         begun_at: the number of the call's first step.

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, final
 
 from unisono.runtime.workers.launcher_messages import ROW_KEYS, MemoryReleased
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
@@ -35,8 +35,9 @@ Said = dict[str, Any]
 """What the leader says of the file: how rows lie and are put together, and which file it is."""
 
 
+@final
 class Predictor:
-    """One prediction. Final."""
+    """One prediction."""
 
     def __init__(self, sweep: Sweep, forward: Forward) -> None:
         self._sweep, self._forward, self._team = sweep, forward, sweep.team

@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from safetensors.torch import load as from_safetensors
@@ -93,8 +93,9 @@ def layout_of(output: Output, num_samples: int) -> tuple[Layout, int]:
     return {name: [codes[name], shapes[name], starts[name]] for name in output}, max(end, 1)
 
 
+@final
 class Rows:
-    """The predictions for a whole dataset in a file, mapped in this process. Final."""
+    """The predictions for a whole dataset in a file, mapped in this process."""
 
     def __init__(self, fd: int, layout: Layout, *, is_private: bool) -> None:
         flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED

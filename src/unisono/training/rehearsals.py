@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from types import MappingProxyType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -75,8 +75,9 @@ _OF_WORKER = (
 Compute = Callable[[nn.Module, Any], Any]
 
 
+@final
 class Rehearsals:
-    """Rehearses passes of one loop. Final.
+    """Rehearses passes of one loop.
 
     `functions` are the program's, by name; `reads` is what samples are read from. A `model` is
     given for passes without training.

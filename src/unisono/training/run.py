@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -63,9 +63,10 @@ SCALER_KEY = "grad_scaler"
 EXTRA_STATE_KEY = "extra_state"
 
 
+@final
 @attributes_met("`Run`")
 class Run:
-    """A training run with a loop of your own: the same result on any number of workers. Final.
+    """A training run with a loop of your own: the same result on any number of workers.
 
     When a loop begins, all workers take the values of the leader, which is rank 0 unless it was
     lost. If a worker is killed, the others compute its shards. If it is killed during an update,

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -58,9 +58,10 @@ class Observer:
         """Called on every worker before all stop between two steps, maybe for good."""
 
 
+@final
 @dataclass(slots=True)
 class RunContext:
-    """One run, as its parts see it. Final."""
+    """One run, as its parts see it."""
 
     options: RunOptions  # what the program passed
     kept: RunState  # how far the run has come, and all that is saved with it

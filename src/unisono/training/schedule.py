@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, final
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
@@ -33,8 +33,9 @@ from unisono.training.run import Run
 KEY = "schedule"
 
 
+@final
 class ScheduleUnderWay:
-    """A run's schedule, or none; refuses one of another optimizer. Final."""
+    """A run's schedule, or none; refuses one of another optimizer."""
 
     def __init__(self, schedule: Schedule | None, optimizer: Optimizer) -> None:
         self._scheduler: LRScheduler | None = None if schedule is None else schedule.scheduler
@@ -126,8 +127,9 @@ def sets_by_name(validate: Any) -> Mapping[str, Any]:
     return validate
 
 
+@final
 class Validation:
-    """The validations of one call of ``fit``; `compute` is None without a dataset. Final."""
+    """The validations of one call of ``fit``; `compute` is None without a dataset."""
 
     def __init__(
         self,
@@ -209,8 +211,9 @@ _LEFT = "conclusions"
 """In ``run.last``: steps done by a call that failed in conclusions, those drawn, who missed it."""
 
 
+@final
 class Drawn(enum.IntEnum):
-    """The conclusion of a step that was drawn last. Final."""
+    """The conclusion of a step that was drawn last."""
 
     NONE = 0
     STEP = 1  # in the schedule, if it counts steps
@@ -226,8 +229,9 @@ _MOMENTS = {
 }
 
 
+@final
 class Conclusions:
-    """What follows from a step, beside what callbacks make of it; `drawn` is the last one. Final.
+    """What follows from a step, beside what callbacks make of it; `drawn` is the last one.
 
     Where one fails, a checkpoint has the step, and which are left: who goes on from there begins
     with them. Of callbacks, those behind the one that failed miss that moment, which is told.

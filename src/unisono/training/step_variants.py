@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -20,8 +20,9 @@ from unisono.training.several_models import check_members
 from unisono.training.step import Step
 
 
+@final
 class ClosureStep(Step):
-    """A :class:`Step` whose shards are computed as often as its optimizer asks. Final."""
+    """A :class:`Step` whose shards are computed as often as its optimizer asks."""
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
@@ -78,8 +79,9 @@ class _UndoneError(BaseException):
     """A worker was lost in an update; passes through the program's block as no Exception does."""
 
 
+@final
 class AlternatingStep(Step):
-    """A :class:`Step` of several optimizers, which may have updates of its own for some. Final."""
+    """A :class:`Step` of several optimizers, which may have updates of its own for some."""
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position

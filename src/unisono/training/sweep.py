@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
@@ -48,8 +48,9 @@ PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
 
 
+@final
 class Sweep:
-    """One pass of all workers, in ``eval()`` mode. Final."""
+    """One pass of all workers, in ``eval()`` mode."""
 
     def __init__(
         self,

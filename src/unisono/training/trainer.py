@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -48,9 +48,10 @@ from unisono.training.several_models import Optimizers, check_one_model
 from unisono.training.sweep import Forward
 
 
+@final
 @attributes_met("`Trainer`")
 class Trainer:
-    """Trains a model, with the same result on any number of workers. Final.
+    """Trains a model, with the same result on any number of workers.
 
     Args:
         model: the plain model, on any device.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from safetensors.torch import load as from_safetensors
@@ -59,8 +59,9 @@ def _read(told: bytes, device: Device) -> Features:
     }
 
 
+@final
 class BatchRows:
-    """The rows of one global batch, by the shards that have some. Final."""
+    """The rows of one global batch, by the shards that have some."""
 
     def __init__(self, plan: SamplePlan, batch: int) -> None:
         start, _ = plan.bounds(batch)
@@ -79,8 +80,9 @@ class BatchRows:
         return rows[self._rows[shard].to(rows.device)]
 
 
+@final
 class WholeBatchLoss:
-    """Computes one step's loss and its gradients. Final; for one step."""
+    """Computes one step's loss and its gradients. For one step."""
 
     def __init__(self, whole: BatchRows, embed: Embed, loss: Callable[[Any], Any]) -> None:
         self._whole, self._embed, self._loss = whole, embed, loss

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 import click
 
@@ -103,8 +103,9 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+@final
 class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones take none
-    """What an option takes: a text that `read` makes something of, or refuses by ValueError. Final.
+    """What an option takes: a text that `read` makes something of, or refuses by ValueError.
 
     `name` is shown by ``--help``; `must` says what the text must be, and `example` is one.
     """

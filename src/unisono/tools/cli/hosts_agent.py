@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, final
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import api
@@ -147,8 +147,9 @@ def _num_left(num_left: int, restarts: int, begun_s: float) -> int:
     return (restarts if time.monotonic() - begun_s > PERIOD_S else num_left) - 1
 
 
+@final
 class HostAgent(LocalElasticAgent):
-    """torch's agent for one launcher of ours. Final."""
+    """torch's agent for one launcher of ours."""
 
     def __init__(self, spec: api.WorkerSpec, place: str) -> None:
         super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else a folder would be left over

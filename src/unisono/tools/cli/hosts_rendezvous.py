@@ -15,7 +15,7 @@ import secrets
 from contextlib import closing
 from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, final
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -116,8 +116,9 @@ class _Handler(DynamicRendezvousHandler):
         return _serve(master_addr, master_port)
 
 
+@final
 class HostsBackend(RendezvousBackend):
-    """torch's backend, with JSON in the store, and in times of this host's clock. Final.
+    """torch's backend, with JSON in the store, and in times of this host's clock.
 
     A host counts as lost when its heartbeat is old. What is told by the clock of another host says
     nothing here, so a heartbeat is given to torch as of when this host first saw it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -28,8 +28,9 @@ _WARM_UP_STEPS, _WARM_UP_S = 10, 1.0
 _OF_OTHERS_AT_MOST = 20  # steps of an optimizer before anything of Unisono is seen
 
 
+@final
 class StepTimes:
-    """What a worker notes of its steps. Final."""
+    """What a worker notes of its steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

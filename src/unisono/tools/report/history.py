@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby, islice
 from pathlib import Path
-from typing import cast
+from typing import cast, final
 
 from unisono.runtime.notices import plural
 from unisono.tools.report.run_progress import Mark, RunProgress, said_of
@@ -64,8 +64,9 @@ class Values:
         return (self.first_step + self.last_step) / 2
 
 
+@final
 class Series:
-    """A number a step, kept small. Final."""
+    """A number a step, kept small."""
 
     def __init__(self, max_stretches: int = 300) -> None:
         self.values: list[Values] = []  # stretches of `width` values each, but for the last one
@@ -133,8 +134,9 @@ class Spent:
         return working_s / self.num_steps if any(self.phases_s) else None
 
 
+@final
 class PhaseTimes:
-    """Where the time goes: over the run in the mean of workers, and in all of it by rank. Final."""
+    """Where the time goes: over the run in the mean of workers, and in all of it by rank."""
 
     def __init__(self) -> None:
         self.over_steps = {name: Series(200) for name in (*PHASES, "between")}
@@ -173,9 +175,10 @@ class PhaseTimes:
             series.add_all(numbers, values)
 
 
+@final
 @dataclass
 class History:
-    """What happened in a run, as far as its events have been added. Final."""
+    """What happened in a run, as far as its events have been added."""
 
     name: str = ""  # what the run is called where there are several
     folder: Path | None = None  # of the event file, if it was read from one

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import final
 
 import psutil
 
@@ -69,9 +70,10 @@ def said_of(event: Event) -> str | None:
     return None
 
 
+@final
 @dataclass
 class RunProgress:
-    """What a run has come to, as far as its events have been added. Final."""
+    """What a run has come to, as far as its events have been added."""
 
     first: Start | None = None  # it says what the run is
     latest: Start | None = None

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -44,8 +45,9 @@ _JUDGED_EVERY_S = 2.0
 _WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
 
+@final
 class LiveView:
-    """Looks at one run again and again. Final."""
+    """Looks at one run again and again."""
 
     def __init__(self, directory: str | os.PathLike[str], host: str = os.uname().nodename) -> None:
         self._path, self._host = path_given(directory) / FILE_NAME, host

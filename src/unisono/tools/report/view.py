@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import final
 
 from unisono.runtime.notices import amount, duration, plural
 from unisono.tools.report.history import PhaseTimes
@@ -32,8 +33,9 @@ RECENT_STEPS = 100
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
+@final
 class RunStatus:
-    """How a run stands, as far as its events have been added. Final."""
+    """How a run stands, as far as its events have been added."""
 
     def __init__(self) -> None:
         self.progress = RunProgress()

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data import dataloader as dataloader_module
@@ -29,8 +29,9 @@ from unisono.tools.verify.recorder import Recorder, wrap
 _BATCHES_PLANNED_AT_MOST = 100_000
 
 
+@final
 class LoaderHooks:
-    """Hooks around every DataLoader of a process. Final."""
+    """Hooks around every DataLoader of a process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

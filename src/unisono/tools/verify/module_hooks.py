@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -27,8 +27,9 @@ _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_or
 _DROPOUTS = "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d"
 
 
+@final
 class ModuleHooks:
-    """A hook around every module's call. Final."""
+    """A hook around every module's call."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

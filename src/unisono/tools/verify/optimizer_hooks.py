@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -42,8 +42,9 @@ from unisono.training.run_context import RunContext
 _PASSES_AT_MOST = 64
 
 
+@final
 class OptimizerHooks:
-    """Hooks around every optimizer of a process. Final."""
+    """Hooks around every optimizer of a process."""
 
     def __init__(self, recorder: Recorder, modules: ModuleHooks) -> None:
         self._recorder, self._modules = recorder, modules
@@ -185,8 +186,9 @@ _KEPT = {
 _VALUES_AT_MOST = 64
 
 
+@final
 class CollectiveHooks:
-    """Hooks around the functions of torch.distributed. Final."""
+    """Hooks around the functions of torch.distributed."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -230,8 +232,9 @@ def _numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, (int, float)) else []
 
 
+@final
 class ExactHooks:
-    """Hooks around Unisono's own loop. Final."""
+    """Hooks around Unisono's own loop."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from typing import Any, final
 
 from unisono.tools.verify.recorder import Recorder, wrap
 
@@ -16,8 +16,9 @@ _REDRAWN = ("\r", "it/s", "s/it")  # a bar, with numbers of its own
 _TEXTS_AT_MOST = 10_000
 
 
+@final
 class PrintHooks:
-    """Hooks around the standard streams. Final."""
+    """Hooks around the standard streams."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from unisono.tools.verify.trace import (
     Collective,
@@ -69,8 +69,9 @@ def read_trace(folder: Path, rank: int) -> RawTrace:
     return trace
 
 
+@final
 class Identities:
-    """Names samples of all ranks, of one run or several. Final.
+    """Names samples of all ranks, of one run or several.
 
     Ranks may share a dataset, or each make one of its own part. Where all samples were read, their
     contents say which is which, unless two samples of a dataset have the same. Else the index

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 import safetensors.torch
 import torch
@@ -49,9 +49,10 @@ class Limits:
     feed: str = ""  # file with what the ranks of another run have read; empty: each reads its own
 
 
+@final
 @dataclass
 class Recorder:
-    """The state that all hooks of a process share. Final."""
+    """The state that all hooks of a process share."""
 
     options: Limits
     rank: int

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import final
 
 from unisono.runtime.c10d.registration import GLOO
 from unisono.runtime.launch.forkserver import server_pool
@@ -62,8 +63,9 @@ def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> I
             server_pool().give_back(trials.server)
 
 
+@final
 class Trials:
-    """Runs of one program, one after the other, from one fork server, in one folder. Final."""
+    """Runs of one program, one after the other, from one fork server, in one folder."""
 
     def __init__(
         self, program: Program, limits: Limits, folder: Path, environ: Mapping[str, str]

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 from unisono.engine.state.load import save_weights
 from unisono.runtime.habits import habits_met
@@ -70,8 +70,9 @@ class _Judge(Callback):
         return bool((self.best - value) * (1 if better == "lower" else -1) > min_delta)
 
 
+@final
 class EarlyStopping(_Judge):
-    """Ends training when validations have not improved for a while. Final.
+    """Ends training when validations have not improved for a while.
 
     What was best is kept with the run: a resumed run decides as one that never stopped. A run that
     was stopped stays stopped for every `fit` with this callback, and continues without it.
@@ -129,8 +130,9 @@ class EarlyStopping(_Judge):
 NAME = "best.safetensors"
 
 
+@final
 class BestCheckpoint(_Judge):
-    """Saves the weights that validated best; ``unisono.load_weights`` reads the file. Final.
+    """Saves the weights that validated best; ``unisono.load_weights`` reads the file.
 
     At any moment the file is the old one or the whole new one. It is written before training
     continues; if the worker that writes is lost, the next one does it. A full disk ends no run: it

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from unisono.errors import CallbackError, UnisonoError
 from unisono.training.callbacks.summary import Summary
@@ -309,8 +309,9 @@ _NAMES = ("BestCheckpoint", "EMA", "EarlyStopping", "MLflow", "TensorBoard", "Wa
 _OTHERWISE = "derive from it, or pass an instance"
 
 
+@final
 class Callbacks:
-    """Calls callbacks one after the other, of which one may be `calling` now. Final.
+    """Calls callbacks one after the other, of which one may be `calling` now.
 
     What one raises bears its name. Two that write the same file are refused.
     """

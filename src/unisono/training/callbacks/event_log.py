@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 from unisono.errors import PeerLostError
 from unisono.runtime.plainfile import check_plain, path_given
@@ -41,8 +41,9 @@ _SELDOM_EVERY_S = 0.1
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 
 
+@final
 class EventLog(Callback):
-    """Writes the event file of a run; there by default where a run has a directory. Final.
+    """Writes the event file of a run; there by default where a run has a directory.
 
     Args:
         path: the file; None: ``events.jsonl`` in the run directory.

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import final
 
 from unisono.runtime.notices import say, shown
 from unisono.runtime.plainfile import is_at, open_plain
@@ -43,8 +44,9 @@ PlaceOf = Callable[[bytes], float | None]
 _Line = tuple[float, Callable[[], bytes]]
 
 
+@final
 class Journal:
-    """One file; the leader writes it, and makes it and its folder with the first line. Final.
+    """One file; the leader writes it, and makes it and its folder with the first line.
 
     Lines for which `place_of` tells a place ascend. `anew` gives the lines with which a file begins
     in the place of one that was removed while it was written, from the next line's place.

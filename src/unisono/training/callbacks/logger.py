@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, final
 
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain, path_given
@@ -110,8 +110,9 @@ class Logger(Callback):
         }
 
 
+@final
 class Loggers(Callback):
-    """Has one process read the event file for all loggers: see ``logger_feed.py``. Final."""
+    """Has one process read the event file for all loggers: see ``logger_feed.py``."""
 
     may_fail = True
 

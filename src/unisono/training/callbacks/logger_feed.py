@@ -20,7 +20,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, final
 
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import is_at, open_plain
@@ -73,8 +73,9 @@ class LoggerRun(Protocol):
         """Close: "finished", "failed", "stopped", or "" if it will continue."""
 
 
+@final
 class Sender:
-    """Sends rows to a logger's run, each once; ``run.json`` has its id and last steps. Final."""
+    """Sends rows to a logger's run, each once; ``run.json`` has its id and last steps."""
 
     def __init__(self, opening: Opening, begin: type[LoggerRun]) -> None:
         opening.path.mkdir(parents=True, exist_ok=True)
@@ -141,8 +142,9 @@ def no_numbers(product: str, why: str) -> str:
     )
 
 
+@final
 class _Feed:
-    """The threads of the loggers, and what ends them, as when the lock file is moved. Final."""
+    """The threads of the loggers, and what ends them, as when the lock file is moved."""
 
     def __init__(self, work: dict[str, Any], lock_fd: int, said_fd: int) -> None:
         self._work, self._said_fd = work, said_fd

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from unisono.runtime.device import generators_put_back
 from unisono.runtime.launch.cell import (
@@ -71,8 +71,9 @@ class _OnConsole:
         self._console.print(fitting, highlight=False, markup=False, soft_wrap=True)
 
 
+@final
 class Lines(_OnConsole):
-    """Prints lines, and now and then how far the run is. Final."""
+    """Prints lines, and now and then how far the run is."""
 
     every_s = 30.0  # from one state that is shown to the next
 
@@ -93,8 +94,9 @@ class Lines(_OnConsole):
         """Leave the terminal as it was; the run may go on elsewhere."""
 
 
+@final
 class Bar(_OnConsole):
-    """Shows a bar, redrawn a few times a second from the training loop itself. Final."""
+    """Shows a bar, redrawn a few times a second from the training loop itself."""
 
     every_s = 0.25
 
@@ -123,8 +125,9 @@ Display: TypeAlias = Lines | Bar | Observed
 """Shows a run: it starts and stops, states follow, and lines that stay may be said."""
 
 
+@final
 class Progress(Callback):
-    """Shows the run and what is said about it, on one worker at a time. Always there. Final.
+    """Shows the run and what is said about it, on one worker at a time. Always there.
 
     Args:
         make: makes what it is shown on, on the worker for which ``fit.is_first`` holds.

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from unisono.engine.state.saved import Snapshot
 from unisono.runtime.checkpoint.folder import read_folder
@@ -21,8 +21,9 @@ from unisono.training.callbacks.callback import Callback, DoneStep, Fit
 from unisono.training.callbacks.summary import Summary
 
 
+@final
 class RayTrain(Callback):
-    """Reports to Ray Train; needs ``pip install 'unisono[ray]'``. Final.
+    """Reports to Ray Train; needs ``pip install 'unisono[ray]'``.
 
     Make it in the function that ``ray.train.torch.TorchTrainer`` runs. It reports after each
     validation, epoch and checkpoint, and at the end: ``step`` and ``epoch`` done, ``train/loss``
@@ -117,7 +118,8 @@ class RayTrain(Callback):
             store.write(step, files)
 
 
+@final
 class _Served:
-    """The directory of this process whose checkpoints Ray has. Final."""
+    """The directory of this process whose checkpoints Ray has."""
 
     directory: Path | None = None

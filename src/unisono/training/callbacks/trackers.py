@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from unisono.training.callbacks.logger import Logger
 from unisono.training.callbacks.logger_feed import Opening, Row
@@ -57,8 +57,9 @@ class _TensorBoardRun:
         self._records.write(self._event(**facts).SerializeToString())
 
 
+@final
 class TensorBoard(Logger):
-    """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``. Final.
+    """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``.
 
     ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
     0; ``validation/loss`` and so on at the step that was done last.
@@ -106,8 +107,9 @@ class _WandBRun:
         self._run.finish(exit_code=0 if status in ("finished", "") else 1)
 
 
+@final
 class WandB(Logger):
-    """Sends numbers to Weights & Biases; needs ``pip install 'unisono[wandb]'``. Final.
+    """Sends numbers to Weights & Biases; needs ``pip install 'unisono[wandb]'``.
 
     Names are those of :class:`TensorBoard`. Nothing leaves the machine unless you ask for it:
     ``wandb sync`` uploads what an offline run has written. A run that is resumed, or whose worker
@@ -191,8 +193,9 @@ class _MLflowRun:
         return str(run.info.run_id)
 
 
+@final
 class MLflow(Logger):
-    """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``. Final.
+    """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``.
 
     Names are those of :class:`TensorBoard`, with ``_`` for what MLflow refuses in them, arguments
     that are not listed those of :class:`WandB`. A run that is resumed, or whose worker was killed,
