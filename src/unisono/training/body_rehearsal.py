@@ -1,9 +1,9 @@
-"""Does the body of a loop over `step.shards` depend on the shards that came before?
+"""Does the body of a loop over `step.shards` depend on earlier shards?
 
-Such a body is the program's own and cannot be called, but it can be given a batch once more: after
-a worker's last shard its first one comes again, with the same random numbers and buffers, and must
-come to the same loss although the body has gone on since. What the body keeps of the repetition
-(sums, counts, lists, its variables) is put back.
+The body belongs to the program and cannot be called, but it can be given a batch again: after a
+worker's last shard its first one is yielded again, with the same random numbers and buffers, and
+must give the same loss although the body has continued since. What the body keeps of the repetition
+(sums, counts, lists, its variables) is restored.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class BodyRehearsal:
     """Repeats the first shard of one loop over `step.shards`.
 
     Args:
-        look: returns the account of what the program keeps now.
-        copy: copies a batch; None if that cannot be done.
-        refuse: makes an error of a finding.
-        note_stored: takes the account from before the shards.
+        look: returns an account of what the program keeps now.
+        copy: copies a batch; returns None if it cannot.
+        refuse: returns an error for a finding.
+        note_stored: receives the account from before the shards.
     """
 
     def __init__(
@@ -48,29 +48,29 @@ class BodyRehearsal:
         self._before = look()
         self._first: tuple[int, int, Any] | None = None
         self._numbers: Numbers = {}
-        self._drawn: dict[str, tuple[Any, Any]] = {}  # by generators that nobody seeds
+        self._drawn: dict[str, tuple[Any, Any]] = {}  # by generators without a seed per shard
 
     def watch(self, generators: Mapping[str, Any]) -> None:
-        """Refuse shards that draw from these generators of random numbers, by path."""
+        """Raise later if shards draw from these random number generators, given by path."""
         self._drawn = {path: (one, drawn_by(one)) for path, one in generators.items()}
 
     def note(self, shard: int, num_samples: int, batch: Any) -> None:
-        """Keep the first batch that is given out."""
+        """Store the first batch that is yielded."""
         if self._first is None:
             self._first = shard, num_samples, self._copy(batch)
 
     def note_loss(self, shard: int, returned: Any) -> None:
-        """Keep what the first batch's loss is."""
+        """Store the loss of the first batch."""
         if self._first is not None and not self._numbers and shard == self._first[0]:
             self._numbers = _numbers(returned, self._first[1])
 
     def once_more(
         self, start: Callable[[int, Callable[[Any], None]], None], *, is_within: bool
     ) -> Iterator[Any]:
-        """Hand out the first batch again, if the body has changed anything.
+        """Yield the first batch again, if the body has changed anything.
 
-        `start` prepares for its passes, and for taking the loss; `is_within`: batches are given to
-        an iterator of the program's, which may count them.
+        `start` prepares its passes and receives the loss; `is_within`: the program passes batches
+        through an iterator, which may count them.
         """
         for path, (generator, drawn) in self._drawn.items():
             if drawn_by(generator) != drawn:
@@ -91,6 +91,6 @@ class BodyRehearsal:
 
 
 def _numbers(returned: Any, num_samples: int) -> Numbers:
-    """Return a loss's numbers, as text, so that NaN is like NaN."""
+    """Return a loss's numbers as text, so that NaN equals NaN."""
     numbers = read_loss(returned, num_samples).numbers()
     return {f"`{name}`": repr(each) for name, each in numbers.items()}

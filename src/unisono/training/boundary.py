@@ -1,11 +1,11 @@
-"""What happens between two steps? Snapshots, checkpoints, and a stop for those who join or end.
+"""What happens between two steps? Snapshots, checkpoints, and pauses for workers that join or end.
 
-The leader decides while a step is under way and says so before the meeting that ends it; everybody
-reads the same plan and acts on it when the next step begins. A snapshot is due when the time since
-the last one is so long that what it costs is a hundredth of it.
+The leader decides during a step and publishes its plan before the barrier that ends the step; every
+worker reads the same plan and acts on it before the next step. A snapshot is due once its cost is a
+hundredth of the time since the last one.
 
-Each loop must end before the one around it goes on: a replacement joins one loop, and a checkpoint
-is of one run. Two loops in turns would have other bits.
+Each loop must end before the one around it continues: a replacement joins one loop, and a
+checkpoint belongs to one run. Interleaved loops would have different bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _POLL_S = 0.001
 
 
 class BoundaryTasks(enum.IntFlag):
-    """What is to be done before the next step."""
+    """What must be done before the next step."""
 
     NOTHING = 0
     SNAPSHOT = 1
@@ -52,9 +52,9 @@ class BoundaryTasks(enum.IntFlag):
 
 @final
 class Boundary:
-    """The place between two steps of one loop; `has_ended` once what it led to is kept.
+    """The boundary between steps of one loop; `has_ended` once the loop's result is saved.
 
-    `steps_per_epoch`: of the epoch under way.
+    `steps_per_epoch`: of the current epoch.
     """
 
     def __init__(self, run: RunContext, engine: StepEngine, plan: SamplePlan) -> None:
@@ -68,8 +68,8 @@ class Boundary:
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         if run.checkpoints is not None and run.seen is not None:
             self._identity[SAMPLES] = run.seen[1]
-        self.last_means: Mapping[str, float] = {}  # of the last step that was done here
-        self._planned = 0  # tasks, as a number: in most steps there are none
+        self.last_means: Mapping[str, float] = {}  # of the last step done here
+        self._planned = 0  # tasks as a number: 0 in most steps
         self._next_at_s = 0.0
         self._has_acted = self._is_checked = False
         self._recovers = run.team.supervisor.can_replace
@@ -77,16 +77,16 @@ class Boundary:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a worker that joins the loop has to know."""
+        """What a worker that joins the loop needs to know."""
         return asdict(self._memory.snapshots.places)
 
     def forgo_recovery(self, reason: str) -> None:
-        """Do without snapshots where only recovery would have use for them."""
+        """Disable recovery, and with it the snapshots that nothing else needs."""
         self._recovers = False
         self._team.supervisor.tell(NoRecovery(reason))
 
     def begin(self) -> bool:
-        """Take the first snapshot of a loop, if snapshots are of use; tell whether. Collective."""
+        """Take a loop's first snapshot, if snapshots are needed; return whether. Collective."""
         try:
             self._kept.check_keepable()
         except CheckpointError as error:
@@ -97,21 +97,21 @@ class Boundary:
             return False
         self._wait_for_disk()
         while self._snapshot(wait=True) is None:
-            # Before the first step every worker has the state that the leader had.
+            # Before the first step every worker has the leader's state.
             self._exchange.trust_leader()
         return True
 
     def begin_step(self, step: int) -> None:
-        """Note that a step is under way."""
+        """Record that a step has begun."""
         self.is_between_steps = False
         self._team.note_step(step)
 
     def plan_next(self) -> None:
-        """Report what is to be done after the step under way; only the leader's word counts."""
+        """Publish what must be done after this step; only the leader's plan counts."""
         self._team.plan(self._kept.position.step + 1, self._due_next())
 
     def count(self, means: Mapping[str, float]) -> None:
-        """Count a step that is done."""
+        """Count a finished step."""
         position = self._kept.position
         self._team.note_times(position.step, self.engine.timers.times)
         self._advance(position)
@@ -119,10 +119,10 @@ class Boundary:
         self._kept.last["means"] = self.last_means
         self._planned = self._team.planned(position.step)
         self.is_between_steps = True
-        self._team.supervisor.can_go_back = False  # what the program does now, it does once
+        self._team.supervisor.can_go_back = False  # the program's next actions are not repeated
 
     def act(self) -> bool:
-        """Do what was planned before the next step; False if the run had to go back. Collective."""
+        """Carry out the plan before the next step; False if the run had to go back. Collective."""
         planned, self._planned = self._planned, 0
         if not self._exchange.is_lost:
             with suppress(StepBrokenError):  # then it is lost
@@ -133,23 +133,23 @@ class Boundary:
         return True
 
     def go_back(self) -> None:
-        """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
+        """Return to the newest snapshot, because a worker was lost during an update."""
         self.engine.between.go_back()
         self.undo()
         self._planned = 0
         self.is_between_steps, self._has_acted = True, False
         if len(self._team.hosts) > 1:
-            self.run.has_joined = True  # as those have that replace lost workers
+            self.run.has_joined = True  # like a replacement
             self.run.replicated_calls.is_undone = True
 
     def undo(self) -> None:
-        """Put back what an exchange does not: what the program changed after a lost step, say."""
+        """Restore what an exchange does not, such as what the program changed after a lost step."""
         self._kept.apply_beside(*self._memory.newest())
         if self.run.program_kept is not None and self.run.program_kept.drawn is not None:
             self.engine.passes.draw_on(self.run.program_kept.drawn, self._kept.position.step)
 
     def end(self) -> bool:
-        """Keep what the loop has led to; False if it has to go back first. Collective."""
+        """Save the loop's result; return False if it has to go back first. Collective."""
         if self.is_between_steps and not self._exchange.is_lost:
             self.has_ended = self._keep_end()
             if self.has_ended:
@@ -157,11 +157,11 @@ class Boundary:
         return self.has_ended
 
     def leave(self) -> None:
-        """Keep what a loop has led to that the program leaves early.
+        """Save the result of a loop that the program leaves early.
 
-        Not collective: whether by `break`, everywhere alike, or by an exception that this worker
-        alone has, cannot be told here. One worker of each host does what there is to do: nobody
-        changes the shared state any more, and it copies all of it, if it sees all.
+        Not collective: this worker cannot know whether the program left by `break` on every worker
+        or by an exception on this one alone. One worker of each host does the work: nobody changes
+        the shared state any more, and the worker copies all of it that it can see.
         """
         if not self.is_between_steps or self._exchange.is_lost or self._exchange.is_in_pieces:
             return
@@ -171,7 +171,7 @@ class Boundary:
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
             self._checkpoint(slot, wait=True, end=LEFT + self.run.loop)
-        # Else only the leader has the optimizer's state now, and could be lost with it.
+        # Otherwise only the leader has the optimizer's state, and could be lost with it.
         self.has_ended = self._exchange.have_all or not self._keeps
 
     @property
@@ -195,7 +195,7 @@ class Boundary:
                 due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
         if self._team.is_asked_to_stop:
             due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
-            if self._ends_here or len(self._team.hosts) > 1:  # whose launchers cannot write it
+            if self._ends_here or len(self._team.hosts) > 1:  # launchers of hosts cannot write
                 due |= BoundaryTasks.CHECKPOINT
         if due:
             self._wait_for_disk()
@@ -210,8 +210,8 @@ class Boundary:
             self._kept.check_keepable()
         had_acted, self._has_acted = self._has_acted, True
         step = self._kept.position.step
-        if not planned:  # else there is a snapshot among it
-            # Who has just joined, or gone back, comes here alone.
+        if not planned:  # any plan includes a snapshot
+            # A worker that has just joined or gone back is alone here.
             if had_acted and (step & (step - 1) == 0 or step % COMPARED_EVERY == 0):
                 self.compare_program()
             return
@@ -226,12 +226,12 @@ class Boundary:
             self._checkpoint(slot, wait=is_last)
         if is_last:
             signum = self._team.signal
-            # A worker that ends has launchers end the others, also while one of them writes.
+            # When one worker ends, launchers end the others, even while one of them writes.
             if not self._team.meet("last checkpoint"):
                 return
             if self._ends_here:
                 interrupts().end(signum)
-                return  # the program's own handler has let it go on
+                return  # the program's own handler lets it continue
             self._team.await_end()
         if stops:
             self.run.observer.before_pause()
@@ -248,20 +248,20 @@ class Boundary:
             slot = self._snapshot(wait=True)
             if slot is None:
                 return False
-            # All have met, and have read what they need. The leader writes meanwhile.
+            # All workers have synchronized and read what they need. The leader writes meanwhile.
             if self._team.world.rank == self._team.neighbours[-1]:
                 self._exchange.forget_gradients()
                 self._memory.snapshots.keep_only(slot)
             if self._checkpoints is not None:
                 self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
                 while not self._team.meet("last checkpoint"):
-                    # The leader was lost, perhaps before it could ask; the next one does.
+                    # The leader was lost, perhaps before its request; the next one repeats it.
                     self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
         except StepBrokenError:
             end = self.run.replicated_calls.end_of_loop
             if end is None:
                 return False
-            # Others have met everybody here, so all is kept.
+            # The others have synchronized here, so everything is saved.
             self._memory.snapshots.complete_up_to(json.loads(end)["snapshot"])
         self._exchange.hand_out()
         if not self._exchange.have_all and self.run.program_kept is not None:
@@ -280,7 +280,7 @@ class Boundary:
         start_s = time.monotonic()
         self.compare_program()
         if not self._team.leads_host:
-            self._kept.modes_now(was_left=False)  # which the leader describes
+            self._kept.modes_now(was_left=False)  # the leader saves them
         step = self._kept.position.step
         slot = self.engine.between.take_snapshot(step, self._collect, wait=wait)
         now_s = time.monotonic()
@@ -288,7 +288,7 @@ class Boundary:
         return slot
 
     def compare_program(self) -> None:
-        """Compare what the program has changed. Collective, if any of it runs between steps."""
+        """Compare the program's changes between workers. Collective if it runs between steps."""
         if self.run.program_kept is not None and not self._exchange.is_lost:
             self.run.program_kept.compare(self._team, have_all=self._exchange.have_all)
             for line in self.run.program_kept.left():
@@ -299,7 +299,7 @@ class Boundary:
         return self._kept.collect(self._identity, with_optimizer=with_optimizer, was_left=was_left)
 
     def _wait_for_disk(self) -> None:
-        """Wait until the checkpoint before is on the disk, which sets the pace then."""
+        """Wait until the previous checkpoint is on disk, which then sets the pace."""
         start_s = time.monotonic()
         is_told, notice_after_s = False, NOTICE.in_s()
         while self._memory.snapshots.is_writing:
@@ -312,7 +312,7 @@ class Boundary:
 
 @final
 class OpenLoop:
-    """One loop, under way within a block, however that ends."""
+    """One running loop, for the time of a `with` block."""
 
     def __init__(self, *, recovers: bool, has_directory: bool) -> None:
         self._loops = per_process(_Loops).under_way
@@ -323,11 +323,11 @@ class OpenLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Of two that take turns the first one ends first.
+        # Of two interleaved loops, the first one ends first.
         self._loops.remove(self)
 
     def check_is_inmost(self) -> None:
-        """Refuse to go on, behind a step, while a loop that began later is under way."""
+        """Raise RuntimeError if a loop that began later is still running."""
         if self._loops[-1] is self:
             return
         inner = self._loops[self._loops.index(self) :]
@@ -343,7 +343,7 @@ class OpenLoop:
 
 @final
 class _Loops(threading.local):
-    """The loops of each thread, the one that began last at the end."""
+    """The running loops of each thread, the innermost last."""
 
     def __init__(self) -> None:
         self.under_way: list[OpenLoop] = []

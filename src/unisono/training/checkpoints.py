@@ -1,11 +1,10 @@
-"""A run's checkpoints: when one is due, where it goes, and how it is found at the next start.
+"""A run's checkpoints: when one is due, where it is stored, and how the next start finds it.
 
-They are written from snapshots, by the launcher or, in a process that nobody launched, by a thread,
-while training goes on. At the start the leader finds the newest one that is whole; every worker
-then reads it for itself.
+They are written from snapshots while training continues: by the launcher, or by a thread if there
+is none. At the start the leader finds the newest complete one; every worker then reads it.
 
-Of the trainers of one program a run directory is that of one at a time. A run may go on where an
-earlier one has stopped: a cell of a notebook is run again. Two that take turns would each take the
+Only one trainer of a program may use a run directory at a time. A run may continue where an earlier
+one stopped, as when a notebook cell is run again; two trainers that take turns would each take the
 other's checkpoints for its own.
 """
 
@@ -50,17 +49,17 @@ from unisono.training.options import OF_PROGRAM, Checkpoint, Every
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint from which a run continues."""
 
     path: str  # its folder
-    snapshot: Snapshot  # what it says
-    is_ahead: bool  # whether the loop that is about to begin was over by then
-    is_later: bool = False  # whether it was made in a later loop than that, too
+    snapshot: Snapshot  # its content
+    is_ahead: bool  # whether the loop about to begin had ended by then
+    is_later: bool = False  # and whether a later loop made it
 
 
 @final
 class _Runs:
-    """How many runs of this process have begun in one directory, and as what."""
+    """How many runs of this process have begun in one directory, and with what."""
 
     def __init__(self, directory: str) -> None:
         self.num_begun = 0
@@ -82,7 +81,7 @@ class Checkpoints:
         self.url = url_of(directory)
         # None: only at the end
         self.every = None if saving.every is None else Every.read(saving.every)
-        # The program may go to another folder before the first loop.
+        # The program may change its working directory before the first loop.
         self.directory = (local_folder(self.url) if self.url else path_given(directory)).absolute()
         self._look_at_runs()
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
@@ -92,16 +91,16 @@ class Checkpoints:
         self._kept_by: int | None = None
         self._place: FileId | None = None
         self._is_kept_elsewhere = self.is_on_each_host = False
-        self.misses_end = False  # and that was told
-        # Whether earlier runs of this process have begun in the directory, all otherwise.
+        self.misses_end = False  # and the user knows
+        # Whether earlier runs of this process began in the directory, all with something else.
         self.is_another: bool | None = None
-        self._is_open = False  # the URL is, if this worker has opened it
-        # The newest checkpoint, read and told once, if it is of a later loop than the first.
+        self._is_open = False  # whether this worker has opened the URL
+        # The newest checkpoint, read and reported once, if a later loop made it.
         self._ahead: tuple[Snapshot, CheckpointEntry, list[CheckpointEntry]] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What whoever writes checkpoints has to know."""
+        """What a checkpoint writer needs to know."""
         return {"directory": str(self.directory), "keep": self._saving.keep}
 
     @property
@@ -109,7 +108,7 @@ class Checkpoints:
         return RunDirectory(self.directory, self._saving.keep)
 
     def note_beginning(self, begins_as: str) -> None:
-        """Compare what this run begins with to what earlier ones of the process began with here."""
+        """Compare what this run begins with to what earlier runs of the process began with."""
         if self.is_another is None:
             earlier = self._runs.begun_as
             self.is_another = bool(earlier) and begins_as not in earlier
@@ -120,7 +119,7 @@ class Checkpoints:
         self._num_seen, self._has_begun = self._runs.num_begun, False
 
     def take_turn(self) -> None:
-        """Begin in the directory, or go on there; every rank does it."""
+        """Begin or continue in the directory. Every rank calls it."""
         if self._runs.num_begun != self._num_seen:
             raise ValueError(
                 f"`directory` must be one trainer's alone, but another one of this program has "
@@ -132,9 +131,9 @@ class Checkpoints:
             self._num_seen = self._runs.num_begun
 
     def go_to(self, directory: str) -> None:
-        """Begin in the directory that the leader has named; every rank does it.
+        """Begin in the directory that the leader has chosen. Every rank calls it.
 
-        With a time or a process in its name each worker has made another one of it.
+        If the name contains a time or a process ID, each worker made a different one.
         """
         if not self._has_begun:
             self.directory = Path(directory)
@@ -151,10 +150,9 @@ class Checkpoints:
         loop: str,
         fits: Callable[[Snapshot], None],
     ) -> FoundCheckpoint | None:
-        """Find the checkpoint to go on from, for the loop that is about to begin; the leader does
-        it.
+        """Return the checkpoint from which the next loop continues; called by the leader.
 
-        `fits` refuses one of another model before anything is said of the rest.
+        `fits` raises if the model differs, before anything else is compared.
         """
         self.take_turn()
         self._claim()
@@ -210,7 +208,7 @@ class Checkpoints:
         return FoundCheckpoint(str(entry.path), snapshot, is_ahead=False)
 
     def _end_of_loop(self, end: Path | None) -> FoundCheckpoint | None:
-        """Read what a loop that is over has ended with, if that is kept."""
+        """Return what a finished loop ended with; None if that was not kept."""
         trouble = "is no longer kept"
         if end is not None:
             try:
@@ -227,14 +225,14 @@ class Checkpoints:
         return None
 
     def held_here(self) -> dict[int, str]:
-        """Return, as the first of a host with its own directory, its whole checkpoints' digests."""
+        """Return digests of the complete checkpoints on a host with its own directory, by step."""
         self._claim()
         self._check_place()
         found = [] if self._saving.resume == "never" else self._run_directory.entries()
         return {one.step: digest_of_state(one.path) for one in found if not one.trouble}
 
     def set_aside(self, step: int) -> None:
-        """Set checkpoints of later steps than `step` aside; what follows is another past."""
+        """Rename the folders of checkpoints later than `step`: they belong to another history."""
         for name in self._run_directory.set_aside(step):
             self._say(
                 f"checkpoint {name} is later than where the run resumes: its folder is renamed to "
@@ -242,7 +240,7 @@ class Checkpoints:
             )
 
     def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> Snapshot:
-        """Read a checkpoint that the leader has found, and may hold open to its host."""
+        """Read a checkpoint that the leader has found, from files it holds open, if it does."""
         opened = {name: Sealed.open(at) for name, at in held.items()}
         files = {name: file for name, file in opened.items() if file is not None}
         return Snapshot.from_files(
@@ -250,16 +248,16 @@ class Checkpoints:
         )
 
     def begin(self, step: int | None) -> None:
-        """Count from here; `step` is that of the checkpoint the run goes on from."""
+        """Start counting here; `step` is that of the checkpoint from which the run continues."""
         self._kept_at_s = time.monotonic()
         self.kept_step = step
 
     def is_due(self, after: Position) -> bool:
-        """Return, as the leader, whether a checkpoint is due at this place."""
+        """Return whether a checkpoint is due at this position; called by the leader."""
         if self._is_kept_elsewhere:
             return True
         if self._kept_by is not None and self._kept_by not in self._team.membership.ranks:
-            # The leader before was lost, perhaps before it could ask for what was due.
+            # The previous leader was lost, perhaps before it could request one that was due.
             return True
         if self.every is None:
             return False
@@ -270,10 +268,10 @@ class Checkpoints:
     def keep(
         self, snapshots: Snapshots, slot: int, step: int, *, wait: bool, end: str = ""
     ) -> None:
-        """Have a snapshot written, unless this step's is; the leader asks, all take notice.
+        """Write a snapshot, unless this step's was written; the leader asks, all record it.
 
-        `wait`: return on the leader only when it is on the disk, or has failed. `end`: which loop
-        has ended with it, see :meth:`RunDirectory.mark_end`; or empty.
+        `wait`: return on the leader once it is on disk, or has failed. `end`: the loop that has
+        ended with it, see :meth:`RunDirectory.mark_end`; or empty.
         """
         is_new = self.kept_step != step
         self._is_kept_elsewhere = False
@@ -291,21 +289,21 @@ class Checkpoints:
                 self._say(not_saved)
 
     def written(self) -> Path | None:
-        """Wait for this process's writer; give the newest checkpoint's folder, if it is there."""
+        """Wait for this process's writer; return the newest checkpoint's folder, if it exists."""
         self._writer.wait()
         step, found = self.kept_step, self._run_directory
         return found.path_of(step) if step is not None and found.has(step) else None
 
     @property
     def newest(self) -> str:
-        """What this worker has written last, in words; empty if it writes none."""
+        """A description of what this worker wrote last; empty if it writes nothing."""
         return self._writer.newest
 
     def hold(self) -> str:
-        """See that the run directory is the one that the run has begun in; any rank may ask.
+        """Check that the run directory is the one in which the run began; any rank may call it.
 
-        What has its name now is claimed, if it was removed or replaced, and a checkpoint is due.
-        Gives why nothing may be written there; empty where all is well.
+        If it was removed or replaced, lock what has its name now, and make a checkpoint due.
+        Return why nothing may be written there; empty if all is well.
         """
         if self._place is None or file_id_of(self.directory) == self._place:
             return ""
@@ -314,7 +312,7 @@ class Checkpoints:
         except CheckpointError as error:
             return str(error)
         place = file_id_of(self.directory)
-        if place is not None and place != self._place:  # else it cannot be seen just now
+        if place is not None and place != self._place:  # otherwise it is unreachable now
             self._place = place
             self._is_kept_elsewhere = self.kept_step is not None
         return ""
@@ -327,9 +325,9 @@ class Checkpoints:
         )
 
     def open_remote(self, url: str, at_most: Mapping[str, int], *, owns: bool) -> None:
-        """Bring the directory up to what is at a URL, as the leader or the first of a host.
+        """Update the directory from a URL, as the leader or the first worker of a host.
 
-        If it `owns`, the directory is copied there from now on.
+        If it `owns` the URL, the directory is copied there from now on.
         """
         self.take_turn()
         resumes = self._saving.resume != "never"
@@ -349,12 +347,12 @@ class Checkpoints:
             self._is_open = True
 
     def _check_place(self) -> None:
-        """Raise an OSError where nothing can be written; what fails later is survived."""
+        """Raise OSError if the directory is not writable; later failures are survived."""
         self.directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=self.directory).close()
 
     def _claim(self, remote: Mapping[str, Any] | None = None) -> None:
-        """Keep other jobs out of the directory as long as this one lasts."""
+        """Lock the directory against other jobs for as long as this one runs."""
         if not self._team.supervisor.lock_directory(str(self.directory), remote):
             self._writer.hold(self.directory, remote)
 

@@ -1,11 +1,11 @@
-"""How are passes through a model computed? What a trainer is told, and what the model is.
+"""How are passes through a model computed? According to a trainer's options and to the model.
 
-With a lower precision torch's autocast runs the loss function; parameters, gradients, sums and
-updates stay as they are. A program lays its model out, and compiles it, itself.
+With a lower precision, torch's autocast runs the loss function; parameters, gradients, sums and
+updates keep their dtype. A program sets the memory format of its model, and compiles it, itself.
 
-torch compiles for the first shape that it sees, then anew for shapes of any size, and after some
-times no more. What a shard is computed by would then depend on what this worker has computed
-before. So every shape is compiled for itself, and where that has no end it is an error.
+torch compiles for the first shape that it sees, then once for shapes of any size, and after some
+recompilations no more. The kernels of a shard would then depend on what this worker computed
+before. So every shape is compiled separately, and too many shapes are an error.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from unisono.training.options import DTYPES, Precision
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """How passes through a model are computed, in training, evaluation and prediction alike."""
+    """How passes through a model are computed in training, evaluation and prediction."""
 
     precision: Precision
 
     def fixed_by(self, model: nn.Module, device: Device) -> dict[str, Any]:
-        """Return what of it changes bits on a device, by name, as JSON, for a run's identity."""
+        """Return the settings that change bits on a device, as JSON, for a run's identity."""
         return {
             "precision": self.precision.name,
             "channels_last": _has_channels_last(model),
@@ -44,36 +44,36 @@ class Computing:
     def of(
         self, compute: Callable[[nn.Module, Any], Any], device: Device
     ) -> Callable[[nn.Module, Any], Any]:
-        """Have a loss or a forward function computed so."""
+        """Return a loss or forward function that computes in this precision."""
         dtype = DTYPES[self.precision.name]
         if dtype is None:
             return compute
 
         @functools.wraps(compute)
         def autocast(model: nn.Module, batch: Any) -> Any:
-            # One region a shard: what autocast keeps of the weights ends with it.
+            # One region per shard: autocast's cache of weights ends with it.
             with device.autocast(dtype):
                 return compute(model, batch)
 
         return autocast
 
     def make_scaler(self) -> torch.amp.GradScaler | None:
-        """Find what scales the loss: in ``"fp16"`` torch's scaler or the user's, else nothing."""
+        """Return what scales the loss: with ``"fp16"`` torch's scaler or the user's, else None."""
         if self.precision.name == "fp16" and self.precision.scaler is None:
             return grad_scaler_of_torch()
         return self.precision.scaler
 
     def under_way(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Have torch's switches set within a block, and put back after it."""
+        """Return a context in which torch compiles the model as workers should."""
         if not is_compiled(model):
             return nullcontext()
-        # torch starts no threads to compile: they would stay, and other cores have workers.
+        # Threads that compile would stay, and the other cores have workers.
         alone: AbstractContextManager[None] = torch._inductor.config.patch(compile_threads=1)
         return alone
 
 
 def _has_channels_last(model: nn.Module) -> bool:
-    """Return whether a program has laid images out so, with ``model.to(memory_format=…)``."""
+    """Return whether a program has called ``model.to(memory_format=torch.channels_last)``."""
     layout = torch.channels_last
     return any(
         parameter.is_contiguous(memory_format=layout) and not parameter.is_contiguous()
@@ -86,7 +86,7 @@ _SHAPES_AT_MOST = 256
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether a program has had a model's forward pass, or a part of it, compiled."""
+    """Return whether a program has compiled a model's forward pass, or a part of it."""
     return any(
         "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -94,7 +94,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def compiler_of(model: nn.Module, device: Device) -> str | None:
-    """Name what torch compiles a model with, ``""`` if it cannot; None if it is not compiled."""
+    """Return the compiler of a model's kernels, ``""`` if unknown; None if it is not compiled."""
     if not is_compiled(model):
         return None
     try:
@@ -109,7 +109,7 @@ def compiler_of(model: nn.Module, device: Device) -> str | None:
 
 @contextmanager
 def every_shape_compiled() -> Iterator[None]:
-    """Have torch compile anew for each shape within a block, or raise an error."""
+    """Make torch compile each shape separately within a block, or raise an error."""
     limits = {
         "automatic_dynamic_shapes": False,
         "recompile_limit": _SHAPES_AT_MOST,
@@ -121,7 +121,7 @@ def every_shape_compiled() -> Iterator[None]:
 
 
 def tf32_in_words() -> str:
-    """Name what float32 computations of an accelerator may be in TF32, for a run's identity."""
+    """Return which float32 computations of an accelerator may use TF32, for a run's identity."""
     backends: Any = torch.backends
     switches = {
         "products": backends.cuda.matmul,
@@ -132,7 +132,7 @@ def tf32_in_words() -> str:
 
 
 def arithmetic_in_words() -> str:
-    """Describe what a program has switched of torch's arithmetic, for a run's identity."""
+    """Return which switches of torch's arithmetic a program has changed, for a run's identity."""
     backends: Any = torch.backends
     onednn = backends.mkldnn
     switches = {
@@ -144,7 +144,7 @@ def arithmetic_in_words() -> str:
     said = [f"{name} in {kind}" for name, kind in precisions.items() if kind in ("bf16", "tf32")]
     said += [] if onednn.enabled else ["without oneDNN"]
     said += ["denormal numbers as 0"] if flushes_denormals() else []
-    # The switch has another device's name, but is the CPU's, too.
+    # The switch is named after another device, but the CPU obeys it as well.
     said += [] if backends.cuda.flash_sdp_enabled() else ["attention without flash kernels"]
     said += [] if backends.mha.get_fastpath_enabled() else ["attention without its fast path"]
     return ", ".join(said) or "as usual"
@@ -152,16 +152,15 @@ def arithmetic_in_words() -> str:
 
 @contextmanager
 def deterministic_kernels(is_needed: bool) -> Iterator[None]:
-    """Have torch choose deterministic kernels within a block, and refuse operations without one.
+    """Make torch choose deterministic kernels within a block, and refuse operations without one.
 
-    cuDNN chooses its kernels without trying which is the fastest, as that may differ from one
-    process to the next. Memory that nobody has written is not filled: that takes time, and no
-    result may depend on it.
+    cuDNN chooses kernels without timing them, as the fastest may differ between processes.
+    Uninitialized memory is not filled: that takes time, and no result may depend on it.
     """
     if not is_needed:
         yield
         return
-    inductor: Any = torch._inductor.config  # which torch's own switch sets, too, in newer versions
+    inductor: Any = torch._inductor.config  # newer torch versions set it as well
     memory: Any = torch.utils.deterministic
     cudnn = torch.backends.cudnn
     mode = torch.are_deterministic_algorithms_enabled()

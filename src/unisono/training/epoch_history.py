@@ -1,7 +1,7 @@
-"""A run's history: a row for each epoch, kept in ``run.last``, so it goes back and on with the run.
+"""A run's history: a row per epoch, kept in ``run.last``, so that it goes back with the run.
 
-What a row averages are the sums and weights of its steps, never their means; they are added in the
-order of steps, on every worker alike.
+A row averages the sums and weights of its steps, never their means; they are added in the order of
+steps, on every worker.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from unisono.engine.step.records import StepMeans, mean_of
 
 _ROWS, _SUMS, _FOUND = "history", "epoch_sums", "epoch_validation"
 _SAMPLES = "samples_trained"
-_ROWS_AT_MOST = 10_000  # as each snapshot holds them
+_ROWS_AT_MOST = 10_000  # because each snapshot contains them
 VALIDATION = "validation/"
 
 
 def note_step(last: dict[str, Any], means: StepMeans, num_samples: int, position: Position) -> None:
-    """Add a step that is done, after which the run is at `position`."""
+    """Add a finished step, after which the run is at `position`."""
     last[_SAMPLES] = samples_trained(last) + num_samples
     sums = last.setdefault(_SUMS, {})
     for name, (total, weight) in means.sums.items():
@@ -34,18 +34,18 @@ def note_step(last: dict[str, Any], means: StepMeans, num_samples: int, position
 
 
 def loss_told(last: Mapping[str, Any], position: Position) -> str:
-    """Say the mean loss in training of the epoch that ends here; nothing within an epoch."""
+    """Return the mean training loss of the epoch that ends here; empty within an epoch."""
     here = [row for row in last.get(_ROWS, [])[-1:] if row["step"] == position.step]
     return f"; training loss {here[0]['loss']:.4f}" if here else ""
 
 
 def samples_trained(last: Mapping[str, Any]) -> int:
-    """Return how many samples the steps had that were noted."""
+    """Return the number of samples in the steps recorded so far."""
     return int(last.get(_SAMPLES, 0))
 
 
 def note_validation(last: dict[str, Any], found: Mapping[str, Any], position: Position) -> None:
-    """Add what a validation found that was due."""
+    """Add the result of a validation that was due."""
     if position.batch == 0:
         last[_ROWS][-1] |= _named(found)
     else:
@@ -53,10 +53,10 @@ def note_validation(last: dict[str, Any], found: Mapping[str, Any], position: Po
 
 
 def rows(last: dict[str, Any], position: Position) -> list[dict[str, Any]]:
-    """Return all rows; one for the epoch under way, too, if it has begun.
+    """Return all rows, including one for the current epoch if it has begun.
 
-    A validation at the end of a call, where none was due, is in none: a run that is resumed in a
-    later call does not know of it.
+    A validation at the end of a call, if none was due, is in no row: a run that resumes in a later
+    call does not know of it.
     """
     found = [dict(row) for row in last.get(_ROWS, [])]
     if position.batch and _SUMS in last:

@@ -1,7 +1,7 @@
 """Exact means over a dataset: every sample once, the same bits on any number of workers.
 
-What the loss function returns for each batch is added without rounding, so the mean is that of a
-plain loop over the same batches with ``math.fsum``, whichever worker made a pass, and when.
+The loss function's results for all batches are added without rounding, so the mean is that of a
+plain loop over the same batches with ``math.fsum``, whichever worker computed a pass, and when.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from unisono.training.run_context import RunContext
 from unisono.training.several_models import over_cuts
 from unisono.training.sweep import Forward, Sweep
 
-# A device is waited for once in so many passes; until then it keeps their batches.
+# The host waits for a device once in so many passes; until then the device keeps their batches.
 _PENDING_AT_MOST = 16
-_ALONE = "(0,)"  # the name of features that are alone in a tuple
+_ALONE = "(0,)"  # the name of features in a tuple of one
 
 Sums = dict[str, tuple[ExactSum, ExactSum]]
-"""By name, the sum of what is averaged and the sum of the weights."""
+"""By name, the sum of the values and the sum of their weights."""
 
 
 @final
 class Passes:
-    """Passes without training, computed as a trainer computes its own."""
+    """Passes without training, computed like those of a trainer."""
 
     def __init__(
         self, run: RunContext, computing: Computing, loss: Forward, embed: Forward | None
@@ -50,23 +50,23 @@ class Passes:
         self._to_rehearse: dict[Any, Iterator[int]] = {}
 
     def prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
-        """Have a loss or a forward function computed as the program wishes."""
+        """Return a loss or forward function that computes as the program wishes."""
         computed = self._computing.of(compute, self._run.device)
         return over_cuts(self._run.kept.model, computed, to_first=to_first)
 
     def rehearsed(self, name: str, compute: Forward) -> Forward:
-        """Have a function rehearsed the first times that it runs in passes without training."""
+        """Return a function that is rehearsed the first times that it runs without training."""
         return Rehearsals.without_training(self._run, name, compute, self._to_rehearse)
 
     def metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
-        """Prepare metrics; raises TypeError where they, or `forward`, are none."""
+        """Prepare metrics; raise TypeError if they, or `forward`, have the wrong type."""
         if metrics is None:
             return None
         check_forward(forward)
         return Metrics(metrics, self.rehearsed("forward", self.prepared(forward, to_first=True)))
 
     def sweep(self, name: str, reading: Reading, model: nn.Module | None, *functions: Any) -> Sweep:
-        """Make a pass; see :class:`Sweep`."""
+        """Return a pass; see :class:`Sweep`."""
         loop = LoopPlan(reading, self._run.plan_pass(reading), Totals(epochs=1, steps=None))
         return Sweep(self._run, name, loop, None if model is None else checked(model), functions)
 
@@ -77,7 +77,7 @@ class Passes:
         measured: Metrics | None,
         model: Callable[[], nn.Module] | None,
     ) -> Callable[[], dict[str, Any]]:
-        """Make what evaluates data sets by name, read as another; raises where one cannot be."""
+        """Return a function that evaluates named datasets; raise if one cannot be evaluated."""
         whole = {name: reading.of_another(one).in_dataset_order() for name, one in sets.items()}
         for each in whole.values():
             self._run.plan_pass(each)
@@ -98,7 +98,7 @@ class Passes:
         measured: Metrics | None,
         model: Callable[[], nn.Module] | None,
     ) -> dict[str, Any]:
-        """See :meth:`Trainer.evaluate`; `model` makes another model. Collective."""
+        """See :meth:`Trainer.evaluate`; `model` returns another model. Collective."""
 
         def compute() -> bytes:
             with self._computing.under_way(self._run.kept.model):
@@ -109,7 +109,7 @@ class Passes:
                 if self.embed is not None:
                     embed = self.rehearsed("embed", self.embed)
                     return json.dumps(evaluate_whole(sweep, embed, loss, measured)).encode()
-                if sweep.device.is_host:  # else the host would wait in each pass
+                if sweep.device.is_host:  # on a device, the host would wait in each pass
                     loss = LabelCounts(self._run).watching(loss)
                 return json.dumps(evaluate(sweep, loss, measured)).encode()
 
@@ -118,13 +118,13 @@ class Passes:
 
 
 def checked(model: nn.Module) -> nn.Module:
-    """Return a model that a program has passed; raises TypeError if it is none."""
+    """Return a model that a program has passed; raise TypeError if it is not a module."""
     check_module("model", model)
     return model
 
 
 def model_to_validate(make: Callable[[nn.Module], nn.Module], trained: nn.Module) -> nn.Module:
-    """Return what `validate_model` makes of the trained model; raises TypeError if it is none."""
+    """Return the model that `validate_model` returns; raise TypeError if it is not a module."""
     made = make(trained)
     if not isinstance(made, nn.Module):
         raise TypeError(
@@ -137,7 +137,7 @@ def model_to_validate(make: Callable[[nn.Module], nn.Module], trained: nn.Module
 def evaluate(
     sweep: Sweep, loss: Callable[[nn.Module, Any], Any] | None, metrics: Metrics | None
 ) -> dict[str, Any]:
-    """Average the loss, if there is one, over a dataset, and compute metrics."""
+    """Return means of the loss, if there is one, over a dataset, and metrics."""
     model = sweep.model
     sweep.agree("evaluate", **{"`metrics`": metrics.facts if metrics else None})
     with sweep.under_way() as parts_of:
@@ -162,7 +162,7 @@ def evaluate(
         means = {} if loss is None else _means([_read(words) for words, _, _ in heard.values()])
         if metrics is None:
             return means
-        # Some shuffle or sample what they have gathered.
+        # Some metrics shuffle or sample the rows.
         sweep.seed("metrics")
         told = {shard: rows for shard, (_, _, rows) in heard.items()}
         return _joined(means, metrics.finish(told, sweep))
@@ -171,7 +171,7 @@ def evaluate(
 def evaluate_whole(
     sweep: Sweep, embed: Forward, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
 ) -> dict[str, Any]:
-    """Average a loss of whole batches by their samples; the leader computes it from all rows."""
+    """Return means of a loss of whole batches; the leader computes it from all rows."""
     plan, device = sweep.plan, sweep.device
 
     def of_batches(*rows: torch.Tensor, **named: torch.Tensor) -> dict[str, float]:
@@ -197,7 +197,7 @@ def evaluate_whole(
 
 
 def _in_evaluation(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batch: Any) -> Any:
-    """Compute a loss; what it raises says that this was an evaluation."""
+    """Compute a loss; add to its exceptions that this was an evaluation."""
     try:
         return loss(model, batch)
     except Exception as error:
@@ -246,7 +246,7 @@ def _read(told: bytes) -> Sums:
 
 
 def _means(shards: list[Sums]) -> dict[str, float]:
-    """Average over shards; a shard without samples has no sums."""
+    """Return means over shards; a shard without samples has no sums."""
     shards = [sums for sums in shards if sums]
     named = {key: name_of(key) for key in shards[0]}
     is_twice = len(dict(named.values())) < len(named)

@@ -1,9 +1,9 @@
-"""Why does a step fail? Put into words.
+"""Why does a step fail? Explained in words.
 
-Where a loss is not finite, nothing is updated: at the end of `step.shards` the batch of the failing
-shard is given out once more, and computed from what the step began with (the same parameters,
-samples, random numbers and buffers) with hooks that look at it (``finiteness.py``). The worker that
-computes the shard tells the others what it has found. Steps that succeed have none of this.
+If a loss is not finite, nothing is updated: at the end of `step.shards` the batch of the failing
+shard is yielded again, and computed from what the step began with (the same parameters, samples,
+random numbers and buffers) with hooks that watch it (``finiteness.py``). The worker that computes
+the shard sends its findings to the others. Steps that succeed do none of this.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOOK_THERE = "look there for a division by zero or the logarithm or square root
 
 
 class Cause(NamedTuple):
-    """What one worker knows of values that are not finite; travels as JSON."""
+    """What one worker knows about values that are not finite; sent as JSON."""
 
     what: str = ""
     remedy: str = ""
@@ -66,19 +66,19 @@ class Explanation:
         assert run.engine is not None
         self._run, self._number, self._indices = run, number, indices
         self._engine: StepEngine = run.engine
-        self._is_begun = False  # whether a shard is looked at again
+        self._is_begun = False  # whether a shard is being computed again
         self._look: SecondLook | None = None
         self._batch: Any = None
         self._loss = math.nan
 
     def check_memory(self, error: Exception, phase: str, shard: int | None = None) -> None:
-        """Raise our error in the place of torch's, if that is one of a full memory."""
+        """Raise Unisono's error instead of torch's, if the memory is full."""
         ours = of_full_memory(error, self._run, phase, self._number, shard)
         if ours is not error:
             raise ours
 
     def note_update(self, error: Exception, in_step: str) -> None:
-        """Report of an error that it was raised behind the passes; as :meth:`check_memory` does."""
+        """Add to an error that it came after the passes; raises as :meth:`check_memory` does."""
         if isinstance(error, RuntimeError):
             self.check_memory(error, "update")
         note_place(error, f"{in_step}, in the sum of gradients or the update")
@@ -86,7 +86,7 @@ class Explanation:
     def is_of(
         self, error: BaseException, in_step: str, shard: int | None, backward: CodeType
     ) -> bool:
-        """Return what an exception of the step's block is about; False: of a second look."""
+        """Add to an exception what it is about; return False if it came from a second look."""
         if self._is_begun:
             self.close()
             if isinstance(error, Exception):
@@ -99,45 +99,45 @@ class Explanation:
             self.check_memory(error, "step" if shard is None else f"{what} pass", shard)
         if shard is not None:
             samples = ""
-            with suppress(Exception):  # a sampler may raise; the error that is told counts
+            with suppress(Exception):  # a sampler may raise; the first error counts
                 samples = f", over {samples_in_words(self._indices(shard))}"
             in_step = f"{in_step}, in the {what} pass of shard {shard}{samples}"
         note_place(error, in_step)
         return True
 
     def of_missing(self, shards: Sequence[int]) -> Exception:
-        """Say that shards have no loss."""
+        """Return the error for shards without a loss."""
         return RuntimeError(
             f"`step.backward` must be called for every batch of `step.shards`, but shards "
             f"{shards} of step {self._number} have no loss: loop over all of `step.shards`."
         )
 
     def begin(self, shard: int, batch: Any) -> None:
-        """Prepare for a shard's passes once more."""
+        """Prepare to repeat a shard's passes."""
         self._is_begun = True
         self._engine.passes.repeat(shard)
         self._look, self._batch = SecondLook(self._engine.model), batch
 
     def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
-        """Take what the loss function has returned then, in the place of the engine."""
+        """Receive, instead of the engine, what the loss function returned in the second look."""
         total, weight = read_loss(returned, num_samples).numbers()["loss"]
         self._loss = total / weight if weight else total
 
     def close(self) -> None:
-        """Look at nothing any more."""
+        """Remove the hooks."""
         if self._look is not None:
             self._look.close()
 
     def of_values(self, error: NonFiniteLossError) -> NonFiniteLossError:
-        """Return what has made a loss, or gradients, not finite. Collective."""
+        """Return what made a loss, or gradients, not finite. Collective."""
         self.close()
         cause = Cause(parameters=error.parameters)
-        with suppress(Exception):  # what is raised here counts less
+        with suppress(Exception):  # the first error counts
             if self._look is not None and error.shard is not None:
                 cause = self._of_loss(self._look.output, error.shard)
         self._engine.guard.clear_gradients()
         self._engine.exchange.buffers.restore()
-        with suppress(UnisonoError):  # somebody is lost; the step fails in any case
+        with suppress(UnisonoError):  # a worker was lost; the step fails in any case
             told = json.dumps(cause).encode()
             heard = self._run.team.gather(told, "what is not finite").values()
             order = named_parameters(self._engine.model, self._run.kept.optimizer)
@@ -164,7 +164,7 @@ class Explanation:
 
 
 def failing_shard(engine: StepEngine) -> int | None:
-    """Find the first shard whose loss lets a step fail, as it is not finite; once all are done."""
+    """Return the first shard whose non-finite loss makes a step fail, once all are computed."""
     bad, scaling = engine.records.bad, engine.passes.scaling
     can_shrink = scaling is not None and scaling.scale > SMALLEST
     return None if bad is None or can_shrink else bad[0]
@@ -173,7 +173,7 @@ def failing_shard(engine: StepEngine) -> int | None:
 def explained(
     error: NonFiniteLossError, causes: Sequence[Cause], order: Iterable[str]
 ) -> NonFiniteLossError:
-    """Make of an error one that says where it comes from, as far as any worker knows."""
+    """Return an error with the cause of this one, as far as any worker knows it."""
     named = dict.fromkeys(name for cause in causes for name in cause.parameters)
     names = [name for name in order if name in named]
     names += [name for name in named if name not in names]
@@ -195,13 +195,13 @@ def explained(
 
 
 def _bad_tensors(model: nn.Module) -> list[str]:
-    """Name parameters that are not finite, and buffers that hold NaN or +inf."""
+    """Return the names of parameters that are not finite, and of buffers with NaN or +inf."""
     parameters = [n for n, p in model.named_parameters() if values_of(p) != Finiteness.FINITE]
     return parameters + [n for n, b in model.named_buffers() if values_of(b) == Finiteness.BAD]
 
 
 def _bad_samples(batch: Any, samples: Sequence[int]) -> list[int]:
-    """Number the samples of a batch that have values that are not finite."""
+    """Return the dataset indices of a batch's samples with values that are not finite."""
     rows: set[int] = set()
     for leaf in tree_leaves(batch):
         if values_of(leaf) == Finiteness.BAD and leaf.ndim and len(leaf) == len(samples):
@@ -252,7 +252,7 @@ _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether torch has refused an operation as it has no deterministic form."""
+    """Return whether torch refused an operation that has no deterministic kernel."""
     if not isinstance(error, RuntimeError) or isinstance(error, NondeterministicError):
         return False
     return _REFUSED.search(str(error)) is not None or WORKSPACE_VARIABLE in str(error)
@@ -260,7 +260,7 @@ def is_refusal(error: BaseException) -> bool:
 
 @contextmanager
 def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
-    """Raise :class:`NondeterministicError` for what torch refuses in forward passes in a block."""
+    """Raise :class:`NondeterministicError` if torch refuses a forward pass within a block."""
     try:
         yield
     except RuntimeError as error:
@@ -272,7 +272,7 @@ def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
 def refused(
     error: BaseException, model: nn.Module, *, is_backward: bool = False
 ) -> NondeterministicError:
-    """Return where an operation that torch has refused was called; backward has no frames."""
+    """Return the error for an operation that torch refused; backward passes have no frames."""
     names = {id(module): name for name, module in model.named_modules()}
     frames = list(walk_tb(error.__traceback__))
     place = innermost([(frame.f_code.co_filename, line) for frame, line in frames])

@@ -1,8 +1,8 @@
-"""What is said of exceptions: in which step and shard, and what another worker has raised.
+"""How exceptions are reported: with their step and shard, and to the other workers.
 
-What one worker raises outside of steps, all raise: so a program that catches it goes on everywhere
-alike. Its name and its words travel, never the object. The others make one of the same class, which
-their program has, too; where the class wants more than words, a RuntimeError.
+What one worker raises outside of steps, all raise, so a program that catches it continues the same
+way on every worker. The name and the message are sent, never the object. The others create one of
+the same class, which their program also has; a RuntimeError if the class needs more arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 
 def failure(error: Exception, rank: int) -> bytes:
-    """Put an exception of this worker into words for the others."""
+    """Return a description of this worker's exception, for the others."""
     kind = type(error)
     told = {"module": kind.__module__, "name": kind.__qualname__, "text": str(error)}
     if not _is_refusal(error):
@@ -31,7 +31,7 @@ def failure(error: Exception, rank: int) -> bytes:
 
 
 def raised(told: bytes) -> Exception:
-    """Make an exception of what another worker has told of its own."""
+    """Return an exception like the one that another worker has described."""
     said = json.loads(told)
     kind = getattr(sys.modules.get(said["module"]), said["name"], None)
     error: Exception = RuntimeError(f"{said['name']}: {said['text']}")
@@ -46,7 +46,7 @@ def raised(told: bytes) -> Exception:
 def heard_by_all(
     hear: Callable[[Callable[[], bytes]], Sequence[bytes]], act: Callable[[], Any], rank: int
 ) -> list[Any]:
-    """Have those workers `act` that `hear` asks; what one raises, all raise. Collective."""
+    """Run `act` on the workers that `hear` asks; what one raises, all raise. Collective."""
     caught: Exception | None = None
 
     def speak() -> bytes:
@@ -65,19 +65,19 @@ def heard_by_all(
 
 
 def note_place(error: BaseException, place: str) -> None:
-    """Have an exception say where it was raised; what Unisono refuses says so itself."""
+    """Add a note on where an exception was raised, unless its message comes from Unisono."""
     if isinstance(error, Exception) and not _is_refusal(error):
         error.add_note(f"This was {place}. {hint_for(error)}".rstrip())
 
 
 def samples_in_words(indices: Sequence[int]) -> str:
-    """Name the samples of a batch: ``samples 3, 1, 4`` and how many there are in all."""
+    """Describe the samples of a batch: ``samples 3, 1, 4`` and how many more there are."""
     few = ", ".join(map(str, indices[:_SAMPLES_AT_MOST]))
     more = len(indices) - _SAMPLES_AT_MOST
     return f"sample{'s' * (len(indices) > 1)} {few}" + (f" and {more} more" if more > 0 else "")
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return whether it was raised here, with a sentence of ours, so that no frame says more."""
+    """Return whether Unisono raised it, with a message that needs no further frame."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith(_PACKAGE)

@@ -1,6 +1,7 @@
-"""Where do values that are not finite come from? A failing shard's forward pass, looked at again.
+"""Where do values that are not finite come from? A failing shard's forward pass, computed again.
 
-Each module has hooks: is what goes in, and what comes out, finite? Passes that succeed have none.
+Hooks on each module check whether its input and its output are finite. Passes that succeed have no
+hooks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NOT_THE_PROGRAM = (
 
 
 class CallSite(NamedTuple):
-    """Where an operation is called: the name of a module and its class, a line of the program."""
+    """Where an operation is called: the module's name and class, and a line of the program."""
 
     module: str | None = None
     kind: str = ""
@@ -39,7 +40,7 @@ class CallSite(NamedTuple):
     line: int = 0
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Describe the place in words."""
         if self == CallSite():
             return "a shard"
         where = "a function outside of the model" if self.module is None else "the model"
@@ -49,7 +50,7 @@ class CallSite(NamedTuple):
             where += f" ({self.kind})"
         if self.file:
             code = shown(linecache.getline(self.file, self.line).strip())
-            with suppress(OSError):  # there is no working directory any more
+            with suppress(OSError):  # the working directory was removed
                 where += f", {self.file.removeprefix(os.getcwd() + os.sep)}, line {self.line}"
             where += f", `{code}`" if code else ""
         return where
@@ -59,12 +60,12 @@ class Finiteness(enum.IntEnum):
     """Whether all values of some tensors are finite."""
 
     FINITE = 0
-    MASK = 1  # −inf alone, as in attention masks
+    MASK = 1  # only −inf, as in attention masks
     BAD = 2
 
 
 class BadOutput(NamedTuple):
-    """A module's output that is not finite: where it is called, what it gives, and is given."""
+    """A module's output that is not finite: where it is called, its output, and its input."""
 
     place: CallSite
     values: Finiteness
@@ -75,8 +76,8 @@ class BadOutput(NamedTuple):
 class SecondLook:
     """Hooks on a model's modules, until it is closed.
 
-    `output` is the first that is not finite. One that holds −inf beside finite values may be a
-    mask: it counts no more once a module that is given such values has finite output.
+    `output` is the first that is not finite. One with −inf among finite values may be a mask: it is
+    dropped once a module whose input has such values has a finite output.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -87,7 +88,7 @@ class SecondLook:
         if "torch._dynamo" in sys.modules:  # compiled code calls no hooks
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name, module in model.named_modules():
-            with suppress(Exception):  # as a module of TorchScript
+            with suppress(Exception):  # such as a module of TorchScript
                 enter, leave = partial(self._enter, name), partial(self._leave, name)
                 begun = module.register_forward_pre_hook(enter, with_kwargs=True)
                 self._stack.callback(begun.remove)
@@ -95,7 +96,7 @@ class SecondLook:
                 self._stack.callback(ended.remove)
 
     def close(self) -> None:
-        """Look at nothing any more."""
+        """Remove the hooks."""
         self._stack.close()
 
     def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
@@ -113,11 +114,11 @@ class SecondLook:
 
 @torch.no_grad()
 def values_of(value: Any) -> Finiteness:
-    """Look at all floating-point tensors in something."""
+    """Return whether all floating-point tensors in a value are finite."""
     worst = Finiteness.FINITE
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-            with suppress(Exception):  # a kind of tensor that cannot be asked
+            with suppress(Exception):  # a kind of tensor without these operations
                 rest = leaf[~torch.isfinite(leaf)]
                 is_mask = bool((rest == -math.inf).all())
                 kind = Finiteness.MASK if is_mask else Finiteness.BAD
@@ -126,6 +127,6 @@ def values_of(value: Any) -> Finiteness:
 
 
 def innermost(lines: Sequence[tuple[str, int]]) -> CallSite:
-    """Return the innermost line of the program's own."""
+    """Return the innermost line that belongs to the program."""
     own = [line for line in lines if not line[0].startswith(_NOT_THE_PROGRAM)]
     return CallSite(file=own[-1][0], line=own[-1][1]) if own else CallSite()

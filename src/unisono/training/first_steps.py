@@ -1,14 +1,14 @@
-"""What the first steps of a loop show about a program, told once.
+"""What the first steps of a loop reveal about a program, reported once.
 
-**Is a mean taken over labels of which some do not count?** Then shards weigh as their samples do,
-so the mean of their means is another number for each way to divide the samples. It is no error, but
-deserves a line. So does a pair (loss, accuracy), which is taken for (sum, weight).
+**Is a mean taken over labels of which some are ignored?** Shards are weighted by their samples, so
+the mean of their means differs for each way of dividing the samples. It is not an error, but worth
+a line. So is a pair (loss, accuracy), which is taken for (sum, weight).
 
 **Will BatchNorm get a single value per channel?** torch refuses that, in the last step of an epoch.
-Whether a shard has one sample follows from the plan, the rest shows the first pass of the loop.
+The plan says whether a shard has one sample; the first pass of the loop shows the rest.
 
-**Does the program change a data set in the course of a loop?** Loader processes read the copy of it
-with which the loop began.
+**Does the program change a dataset during a loop?** Loader processes read the copy with which the
+loop began.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _CHANGED = (
 
 @final
 class LabelCounts:
-    """Looks at the first batches of a loop or an evaluation."""
+    """Checks the first batches of a loop or an evaluation."""
 
     def __init__(self, run: RunContext) -> None:
         self._run = run
-        # by place, how many labels of each sample count; and -100 once there was one
+        # by place, how many labels of each sample count; and -100 once one was ignored
         self._counts: defaultdict[Any, set[int]] = defaultdict(set)
         self._looks = 0
 
     def watching(self, loss: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
-        """Return the loss function that looks at what it gets and returns."""
+        """Return a loss function that checks its batches and results."""
 
         def watched(model: nn.Module, batch: Any) -> Any:
             returned = loss(model, batch)
@@ -96,7 +96,7 @@ class LabelCounts:
 
 
 def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Yield the tensors of whole numbers that are labels by name, or come without names."""
+    """Yield integer tensors that are named as labels, or have no names."""
     places: list[tuple[Any, Any]] = []
     if isinstance(batch, Mapping):
         places = [one for one in batch.items() if "label" in str(one[0]) or "target" in str(one[0])]
@@ -109,7 +109,7 @@ def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 
 def check_moments(callbacks: Iterable[Callback]) -> None:
-    """Refuse methods that nobody would call, such as those of other libraries' callbacks."""
+    """Raise TypeError for methods that are never called, such as those of other libraries."""
     moments = [name for name in vars(Callback) if name.startswith("on_")]
     for callback in callbacks:
         unknown = [n for n in dir(type(callback)) if n.startswith("on_") and n not in moments]
@@ -123,7 +123,7 @@ def check_moments(callbacks: Iterable[Callback]) -> None:
 
 @contextmanager
 def single_samples_refused(model: nn.Module, plan: LoopPlan, position: Position) -> Iterator[None]:
-    """Refuse, in the first pass over each BatchNorm, what would fail in a later one."""
+    """Raise, in the first pass over each BatchNorm, for what would fail in a later one."""
     with ExitStack() as stack:
         if not is_compiled(model) and (where := _where(plan, position)):
             for module in model.modules():
@@ -133,7 +133,7 @@ def single_samples_refused(model: nn.Module, plan: LoopPlan, position: Position)
 
 
 def _refusing(module: nn.Module, where: str, samples: SamplePlan) -> RemovableHandle:
-    """Have a BatchNorm look, in its first pass in training, at how many values it gets."""
+    """Make a BatchNorm check, in its first pass in training, how many values it gets."""
 
     def look(module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling() or not (module.training and args):

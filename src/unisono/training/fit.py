@@ -1,4 +1,4 @@
-"""One call of ``Trainer.fit``: the loop over steps, with everything that follows from a step.
+"""One call of ``Trainer.fit``: the loop over steps, and everything that follows each step.
 
 ::
 
@@ -45,14 +45,14 @@ from unisono.training.schedule import Conclusions, Drawn, ScheduleUnderWay, Vali
 from unisono.training.step import Step, is_due
 from unisono.training.whole_batch import from_the_same_buffers
 
-# Before whoever goes on alone in the place of all.
+# The membership before a replacement continues alone, because all workers were lost.
 _NOBODY = Membership((), leader=-1, generation=-1)
 
 
 @final
 @attributes_met("`fit`")
 class FitUnderWay(Observer):
-    """A :class:`Fit`, and the run's observer. For one call."""
+    """Implements :class:`Fit` and :class:`Observer` for one call of ``fit``."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class FitUnderWay(Observer):
         run, plan = self._run, self._plan.samples
         is_kept = self._context.checkpoints is not None
         return {
-            # 0 where nobody knows.
+            # 0: unknown.
             "steps_per_epoch": 0 if plan.is_endless else plan.steps_per_epoch,
             "num_samples": 0 if plan.is_endless else plan.num_samples,
             "batch_size": 0 if plan.cuts is not None else plan.batch_size,
@@ -186,7 +186,7 @@ class FitUnderWay(Observer):
 
     def pid(self, rank: int) -> int | None:
         """See :class:`Fit`."""
-        team = self._context.team  # a number says nothing on another host
+        team = self._context.team  # a process ID means nothing on another host
         return team.pid(rank) if rank in team.neighbours else None
 
     def times(self, rank: int, step: int) -> Times | None:
@@ -227,13 +227,13 @@ class FitUnderWay(Observer):
 
     def before_snapshot(self) -> None:
         """See :class:`Observer`."""
-        if self._has_begun and not self._is_over:  # a loop begins with one
+        if self._has_begun and not self._is_over:  # a loop begins with a snapshot
             self._callbacks.call("on_snapshot", self)
 
     def before_pause(self) -> None:
         """See :class:`Observer`."""
         if not self._is_over and (signum := self._context.team.is_ended_by):
-            # The launcher ends this process in the pause.
+            # The launcher ends this process during the pause.
             self._fail(interruption(signum))
 
     def _take(self, step: Step) -> None:
@@ -243,11 +243,11 @@ class FitUnderWay(Observer):
             self._context.team.supervisor.can_go_back = True
             self._after(step)
         except StepBrokenError:
-            step.abandon()  # with what was to come behind it
+            step.abandon()  # with the actions that would have followed
             self._conclusions.drawn = None
 
     def _before(self, step: Step) -> None:
-        """Tell callbacks what has changed since the last step, and that one begins."""
+        """Report to callbacks what changed since the last step, and that a step begins."""
         self._check_membership()
         if step.number < self._next:
             from_step, self._next = self._next, step.number
@@ -263,7 +263,7 @@ class FitUnderWay(Observer):
         self._looks += looks_closely
         with step:
             if self._embed is not None:
-                if looks_closely:  # and maybe computed several times
+                if looks_closely:  # rehearsals may compute it several times
                     loss = from_the_same_buffers(loss)
                 watched = self._rehearsals.watched(step, self._embed, loss, is_due=looks_closely)
                 step.gather(*watched)
@@ -282,11 +282,11 @@ class FitUnderWay(Observer):
                 self._rehearsals.note_stored()
 
     def _after(self, step: Step) -> None:
-        """Draw all conclusions from a step."""
+        """Act on a finished step: callbacks, schedule, validation."""
         if step.is_done:
             self._totals.count(step.number, step.num_samples)
             note_step(self._run.last, step.means, step.num_samples, self._run.position)
-        # Now: somebody else may have come by the time the next one begins.
+        # Checked now: another worker may have joined by the time the next step begins.
         self._check_membership()
         if not step.is_done:
             return
@@ -311,7 +311,7 @@ class FitUnderWay(Observer):
         self._conclusions.draw()
 
     def _fail(self, error: BaseException) -> None:
-        """Tell callbacks that the call ends with an exception; theirs are of no account now."""
+        """Call ``on_error`` of every callback, and report what it raises."""
         for callback in self._callbacks:
             try:
                 callback.on_error(self, error)
@@ -323,11 +323,11 @@ class FitUnderWay(Observer):
 
     def begin(self) -> None:
         """See :class:`Observer`."""
-        if self._is_over:  # a loop of the program's own
+        if self._is_over:  # the loop belongs to the program
             return
         team = self._context.team
         self._has_begun, self._next = True, self.step
-        # A replacement that is the leader has found nobody there.
+        # A replacement that is the leader has found no other worker.
         is_alone = self._context.replicated_calls.is_behind or (self.has_joined and team.is_leader)
         self._membership = _NOBODY if is_alone else team.membership
         if self._context.checkpoints is not None:
@@ -344,7 +344,7 @@ class FitUnderWay(Observer):
             raise
 
     def _end(self) -> Summary:
-        """Draw all conclusions once all steps are done, be it by others alone."""
+        """Run end-of-fit actions once all steps are done, even if other workers did them."""
         self.has_ended = True
         if self.step > self._totals.begun_at.step or self._conclusions.left is not None:
             if not self._has_begun:
@@ -361,7 +361,7 @@ class FitUnderWay(Observer):
         return summary
 
     def _summary(self) -> Summary:
-        """Sum the call up; the leader's state and the leader's clock are everybody's."""
+        """Return the summary of the call, with the leader's digest and clock on every worker."""
         run, totals = self._run, self._totals
 
         def speak() -> bytes:
@@ -416,13 +416,13 @@ class FitUnderWay(Observer):
         self._callbacks.call("on_validation", self, means, seconds)
 
     def _say_once(self, line: str) -> None:
-        """Report something, but not again where steps of this call come again."""
+        """Show a line, unless it was shown before this call repeated its steps."""
         if line not in self._said:
             self._said.add(line)
             self.say(line)
 
 
 def _is_of_program(kind: type) -> bool:
-    """Return whether a class of callbacks is the program's alone, not made of one of ours."""
+    """Return whether a callback class is the program's, and derives from ``Callback`` alone."""
     ours = {each for each in kind.__mro__ if each.__module__.startswith("unisono.")}
     return ours == {Callback}

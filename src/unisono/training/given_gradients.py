@@ -1,4 +1,4 @@
-"""Gradients that a program gives for a whole step: do they fit, are they the same everywhere?"""
+"""Gradients that a program passes for a whole step: are they valid, and equal on all workers?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.training.run_context import RunContext
 
 
 def check_given(gradients: Mapping[str, torch.Tensor], engine: StepEngine, run: RunContext) -> None:
-    """Refuse gradients that do not fit, or differ between workers. Collective."""
+    """Raise if gradients are not valid, or differ between workers. Collective."""
     if run.takes_closure or engine.passes.scaling is not None:
         what = "an optimizer that takes a closure" if run.takes_closure else "a scaler of the loss"
         raise ValueError(

@@ -1,8 +1,8 @@
-"""What does a shard's loss, and what do buffers, make of twice as many samples? Told once.
+"""How do a shard's loss and buffers change with twice as many samples? Reported once.
 
-**A loss that doubles is a sum**, and a scalar is taken for a mean: with six shards the steps would
-be a sixth as large as those of a plain loop. A pair whose weight does not grow as its sum does is
-another mean than it seems.
+**A loss that doubles is a sum**, but a scalar is taken for a mean: with six shards the steps would
+be a sixth as large as those of a plain loop. A pair whose weight does not grow with its sum is not
+the mean that it seems to be.
 
 **A loss that does not add up** from its samples (a mean over tokens, a variance over the batch) is
 another one on shards. As dropout, and BatchNorm, do not add up either, that is seen in evaluation
@@ -82,7 +82,7 @@ _READ_AT_MOST = 4  # samples, each in some batches
 
 
 class Seen(NamedTuple):
-    """What came of one computation: the loss, its weight (None: a mean's), changes of buffers."""
+    """The result of one computation: the loss, its weight (None: a mean), changes of buffers."""
 
     loss: float
     weight: float | None
@@ -90,7 +90,7 @@ class Seen(NamedTuple):
 
 
 def told_of_loss(once: Seen, again: Seen, twice: Seen) -> str:
-    """Describe what does not fit in a loss; `again` drew other random numbers than `once`."""
+    """Return what is wrong with a loss; `again` drew different random numbers than `once`."""
     largest = max(abs(once.loss), abs(again.loss))
     grows = abs(twice.loss) > _ENOUGH * largest and once.loss * twice.loss > 0
     stays = 0 < abs(twice.loss) < largest / _ENOUGH * 2
@@ -120,9 +120,9 @@ def told_of_parts(once: Seen, again: Seen, other: Seen, both: Seen) -> str:
 def kind_of_change(
     once: torch.Tensor, again: torch.Tensor, other: torch.Tensor | None, twice: torch.Tensor
 ) -> str | None:
-    """Name how a buffer changes: "sum", "mean", "" for another way; None: samples do not matter.
+    """Return how a buffer changes: "sum", "mean", "" for another way; None: not with the samples.
 
-    `again` is the change by the same samples from where `once` has led to, `other` that by others.
+    `again` is the change by the same samples after `once`, `other` that by other samples.
     """
     if not once.any() and not twice.any():
         return None
@@ -142,16 +142,16 @@ def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @final
 class Growth:
-    """Looks at the first step of one `fit`.
+    """Checks the first step of one `fit`.
 
-    `is_open` once that could not be done, and the step as a whole is to be looked at.
+    `is_open` if a batch could not be divided, so that the step as a whole must be checked.
     """
 
     def __init__(self, run: RunContext) -> None:
         self._run, self._is_done, self.is_open = run, False, False
 
     def look(self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any]) -> None:
-        """Look at a shard whose passes are done, if it is the first, and say what was found."""
+        """Check a shard whose passes are done, if it is the first, and report what was found."""
         run, engine = self._run, self._run.engine
         if self._is_done or engine is None or run.shards == 1 or is_compiled(run.kept.model):
             return
@@ -171,7 +171,7 @@ class Growth:
         self.is_open = True
 
     def look_again(self, step: Step) -> None:
-        """Look at what a step has done whose batches could not be divided."""
+        """Check what a step has changed if its batches could not be divided."""
         self.is_open = False
         tell_of_loop(self._run, step)
 
@@ -241,7 +241,7 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def tell_of_loop(run: RunContext, step: Step) -> None:
-    """Report which buffers the first step of a program's own loop has changed."""
+    """Report which buffers the first step of a custom loop has changed."""
     if run.engine is None or run.shards == 1 or step.is_gathered:
         return
     if names := names_to_tell(run, run.engine.exchange.buffers.changed_names()):
@@ -249,7 +249,7 @@ def tell_of_loop(run: RunContext, step: Step) -> None:
 
 
 def tell_of_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
-    """Report for each kind of change what to write."""
+    """Report what to write for each kind of change."""
     for kind, names in found.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         line = _OF_BUFFERS.format(names[0], more, _WORDS[kind].format(names[0]))
@@ -259,7 +259,7 @@ def tell_of_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
 
 
 def names_to_tell(run: RunContext, names: Any) -> list[str]:
-    """Choose those that the program has not said a way for; torch's own norms are as they are."""
+    """Return the names for which the program has chosen no way, except in torch's own norms."""
     known = {
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in run.kept.model.named_modules()
@@ -271,7 +271,7 @@ def names_to_tell(run: RunContext, names: Any) -> list[str]:
 
 
 def chosen(tree: Any, num_samples: int, rows: list[int]) -> Any:
-    """Make a batch of some of a batch's samples; raises TypeError if it cannot be divided."""
+    """Return a batch of some of a batch's samples; raise TypeError if it cannot be divided."""
     if isinstance(tree, (torch.Tensor, np.ndarray)) and tree.ndim and len(tree) == num_samples:
         return tree[rows]
     if isinstance(tree, Mapping):

@@ -1,7 +1,7 @@
-"""What may help with an exception of torch's, said only where the hint is about what failed.
+"""What may help with an exception from torch, shown only if the hint is about what failed.
 
-The words of an exception alone would mislead: "unexpected keyword argument" may be that of a
-mistyped option of a loss as well as a column that the model does not take.
+The words of an exception alone would mislead: "unexpected keyword argument" may come from a
+mistyped option of a loss as well as from a column that the model does not accept.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _LABELS = ("cross_entropy", "nll_loss")
 
 
 class _Raised(NamedTuple):
-    """An exception, and the frames that it came through, the outermost first."""
+    """An exception, and the frames that it passed through, the outermost first."""
 
     error: BaseException
     frames: list[FrameType]
 
     def is_within(self, *names: str) -> bool:
-        """Return whether it was raised in torch.nn, in one of these functions; none: any."""
+        """Return whether it was raised in torch.nn, in one of these functions; none: in any."""
         code = self.frames[-1].f_code
         return _NN in code.co_filename and (not names or code.co_name in names)
 
     def local(self, name: str) -> Any:
-        """Return a tensor that the function that raised was called with; None if it is none."""
+        """Return a tensor argument of the function that raised; None if it is not a tensor."""
         value = self.frames[-1].f_locals.get(name)
         return value if isinstance(value, torch.Tensor) else None
 
@@ -79,20 +79,20 @@ def _is_of_linear_layer(raised: _Raised) -> bool:
 
 
 def _is_of_model(raised: _Raised) -> bool:
-    """Return whether it was raised by the call of a module that no other module has called."""
+    """Return whether it was raised by the call of a module that no other module called."""
     called = [f for f in raised.frames if f.f_code is nn.Module._call_impl.__code__]
     return len(called) == 1 and not isinstance(called[0].f_locals["self"], nn.modules.loss._Loss)
 
 
 def _is_of_batch(raised: _Raised) -> bool:
-    """Return whether what has no such attribute is a part of what the program has as its batch."""
+    """Return whether the object without such an attribute is part of the program's batch."""
     names = (frame.f_globals.get("__name__", "") for frame in raised.frames)
     at = next((at for at, name in enumerate(names) if not name.startswith(_OURS)), None)
     if at is None:
         return False
     frame = raised.frames[at]
     code, kept = frame.f_code, frame.f_locals
-    given = code.co_varnames[: code.co_argcount] if at else [*kept]  # a loss's, or a loop's
+    given = code.co_varnames[: code.co_argcount] if at else [*kept]  # of a loss, or of a loop
     values = [kept[name] for name in given if name in kept]
     return any(_holds(value, getattr(raised.error, "obj", None)) for value in values)
 
@@ -107,19 +107,19 @@ def _holds(tree: Any, wanted: Any, depth: int = 3) -> bool:
 
 
 def _forward_returns_nothing(raised: _Raised) -> bool:
-    """Return whether a module that the program's innermost function calls returns None always."""
+    """Return whether a module that the program's innermost function calls always returns None."""
     own = [frame for frame in raised.frames if not frame.f_code.co_filename.startswith(_TORCH)]
     kept = own[-1].f_locals if own else {}
     modules: list[nn.Module] = []
     for value in kept.values():
-        if isinstance(value, nn.Module):  # in a module's own `forward`, those that it has
+        if isinstance(value, nn.Module):  # in a module's `forward`, its children
             is_itself = kept.get("self") is value
             modules += [*value.children()] if is_itself else [value]
     return any(_returns_none(type(one).forward) for one in modules)
 
 
 def _returns_none(function: Any) -> bool:
-    """Return whether a function returns, and nothing but None."""
+    """Return whether a function returns, and only None."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_filename.startswith(_TORCH):
         return False

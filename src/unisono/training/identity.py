@@ -1,10 +1,10 @@
-"""What fixes the bits of a run? Compared between workers, and with a checkpoint.
+"""What determines the bits of a run? Compared between workers, and with a checkpoint.
 
-Do two devices compute the same bits? A hash of what this one makes of a few fixed numbers: products
+Do two devices compute the same bits? Each computes a hash from a few fixed numbers: matrix products
 of several sizes, convolutions, normalization, attention and random draws, forward and backward, in
-each precision. Equal hashes are a sign that devices agree, and no proof. On the CPU, where draws
-and the form of attention depend on nothing else, products and layers alone take some milliseconds.
-What goes in is the same everywhere: uniform numbers of the CPU's generator, which rounds none.
+each precision. Equal hashes suggest that devices agree; they prove nothing. On the CPU, where draws
+and the form of attention depend on nothing else, products and layers take a few milliseconds.
+The input is the same everywhere: uniform numbers of the CPU's generator, which rounds none.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 
 
 FINGERPRINT = "fingerprint"
-SAMPLES = "samples"  # what a few of them hold, by name; another hash of that needs another name
-# Where one of these differs, another fingerprint is no news.
+SAMPLES = "samples"  # contents of a few samples, by name; a new hash needs a new name
+# If one of these differs, a different fingerprint is expected.
 _IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32", "arithmetic")
 
 
 def identity(
     plan: SamplePlan, fixed: Mapping[str, Any], device: Device, *, is_kept: bool
 ) -> dict[str, Any]:
-    """Return what fixes a run's bits; with the device's fingerprint, if it is to be kept."""
+    """Return what determines a run's bits; with the device's fingerprint if it is saved."""
     return {
         "seed": plan.seed,
         "shards": plan.shards,
@@ -83,18 +83,18 @@ def identity(
 
 
 def length_told(plan: SamplePlan) -> int | None:
-    """Return how many samples an epoch has, in the run's identity; None where nobody knows."""
+    """Return the number of samples of an epoch, for a run's identity; None if unknown."""
     return None if plan.is_endless else plan.num_samples
 
 
 def switches_of(device: Device) -> dict[str, str]:
-    """Return what a program has switched of torch's arithmetic."""
+    """Return the switches of torch's arithmetic that a program has changed."""
     said = {"arithmetic": arithmetic_in_words()}
     return said if device.is_host else {**said, "tf32": tf32_in_words()}
 
 
 def check_switches(identity: Mapping[str, Any], device: Device) -> None:
-    """Refuse, with a RuntimeError, what was switched in a loop: whoever joins it begins without."""
+    """Raise RuntimeError if a switch changed in a loop: a worker that joins would not have it."""
     for name, value in switches_of(device).items():
         if identity[name] != value:
             raise RuntimeError(
@@ -105,7 +105,7 @@ def check_switches(identity: Mapping[str, Any], device: Device) -> None:
 
 
 def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return what of an optimizer belongs to a run's identity: what it is, and what it updates."""
+    """Return what identifies an optimizer in a run: its kind, and what it updates."""
     names = list(updated_parameters(model, optimizer))
     return {
         "optimizer": kind_of(optimizer),
@@ -114,7 +114,7 @@ def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def of_every_loop(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a run's identity what another loop of it may have otherwise."""
+    """Return a run's identity without what may differ between its loops."""
     of_one = (*_OF_ONE_LOOP, SAMPLES)
     return {name: value for name, value in identity.items() if name not in of_one}
 
@@ -128,8 +128,8 @@ def compare(
 ) -> list[str]:
     """Compare a checkpoint's identity with that of the run that resumes from it.
 
-    The checkpoint was made `in_epoch`, or between two (None). Gives warnings of what changes bits;
-    refuses what decides over samples or updates.
+    The checkpoint was written `in_epoch`, or between two (None). Return warnings about what changes
+    bits; raise CheckpointError for what determines samples or updates.
     """
     differ = [name for name, value in new.items() if name in old and old[name] != value]
     warnings = []
@@ -162,15 +162,15 @@ def compare(
 
 
 def other_data(old: Mapping[str, Any], new: Mapping[str, Any], *, takes_program: bool) -> str:
-    """Describe how a run's data differ from those of its checkpoint; empty if they do not.
+    """Return how a run's data differ from those of its checkpoint; empty if they do not.
 
-    Raises CheckpointError unless the program's are taken.
+    Raises CheckpointError unless the program's are to be used.
     """
     there, here = old.get(SAMPLES), new.get(SAMPLES)
     if not isinstance(there, dict) or not isinstance(here, dict):
         return ""
     if old.get(LENGTH) != new.get(LENGTH):
-        return ""  # others are compared where there are more
+        return ""  # with more samples, different ones are hashed
     others = [key for key in here if there.get(key, here[key]) != here[key]]
     if not others:
         return ""
@@ -186,18 +186,18 @@ def other_data(old: Mapping[str, Any], new: Mapping[str, Any], *, takes_program:
 
 _SEED = 20
 _HASH_BYTES = 8
-# Rows, inner size and columns: one with odd edges, and one with so long an inner size that a GPU
-# divides the sum over it among its processors.
+# Rows, inner size and columns: one product with odd edges, and one with an inner size so long that
+# a GPU splits the sum over it among its processors.
 _PRODUCTS = ((33, 129, 65), (8, 1024, 8))
 _LARGE_PRODUCTS = ((256, 256, 256), (16, 8192, 16))
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# What a GPU draws depends on how many threads it runs at once, where that are fewer than numbers.
+# A GPU's draws depend on how many threads it runs at once, if these are fewer than the numbers.
 _NUM_DRAWS, _KEPT_OF_DRAWS = 2**21, 509
 
 
 def fingerprint_of(device: Device) -> str:
-    """Hash what a device computes, once a process and its switches; "" if it cannot be."""
-    if device.is_divided:  # as of one, where they are alike
+    """Hash what a device computes, once per process and switches; "" if it cannot compute it."""
+    if device.is_divided:  # one hash, if the parts are alike
         return " ".join(dict.fromkeys(map(fingerprint_of, device.parts)))
     known, key = _known(), " ".join([device.name, *switches_of(device).values()])
     if key not in known:
@@ -206,7 +206,7 @@ def fingerprint_of(device: Device) -> str:
 
 
 def compare_devices(device: Device, team: Team, *, exact: bool) -> str:
-    """Compare the bits that devices compute; gives what to say where they differ. Collective."""
+    """Compare the bits that devices compute; return a warning if they differ. Collective."""
     if team.size == 1 or (device.is_host and len(team.hosts) == 1):
         return ""
     mine = json.dumps([device.facts, fingerprint_of(device)]).encode()
@@ -234,9 +234,9 @@ def compare_devices(device: Device, team: Team, *, exact: bool) -> str:
 
 
 def kinds_of(heard: Mapping[int, tuple[str, str]]) -> dict[int, str]:
-    """Say, by rank, what computes the same bits, of the facts and fingerprints of all devices.
+    """Return by rank what identifies a device's bits, given the facts and fingerprints of all.
 
-    Where a device had no memory for a fingerprint the facts alone are compared.
+    If a device had no memory for a fingerprint, only the facts are compared.
     """
     are_known = all(fingerprint for _, fingerprint in heard.values())
     return {rank: said[1] if are_known else said[0] for rank, said in heard.items()}
@@ -272,7 +272,7 @@ def _fingerprint(device: Device) -> str:
             computed = list(_computed(device, source))
             flat = torch.cat([each.detach().reshape(-1).view(torch.uint8) for each in computed])
         return hashlib.blake2b(in_rows(flat), digest_size=_HASH_BYTES).hexdigest()
-    except (RuntimeError, TypeError, ValueError):  # no memory, or a mode of the program's
+    except (RuntimeError, TypeError, ValueError):  # no memory, or a mode set by the program
         return ""
 
 
@@ -295,7 +295,7 @@ def _computed(device: Device, source: torch.Generator) -> Iterator[torch.Tensor]
 def _layers(
     numbers: Callable[..., torch.Tensor], products: Sequence[tuple[int, int, int]]
 ) -> Iterator[torch.Tensor]:
-    """Compute what networks consist of, and gradients."""
+    """Yield results and gradients of the operations that networks consist of."""
     for rows, inner, columns in products:
         left, right = numbers(rows, inner), numbers(inner, columns)
         yield from _with_gradients(left @ right, left, right)
@@ -319,7 +319,7 @@ def _with_gradients(result: torch.Tensor, *given: torch.Tensor) -> Iterator[torc
 
 
 def _draws(device: torch.device) -> Iterator[torch.Tensor]:
-    """Draw random numbers in the ways that layers do."""
+    """Yield random numbers, drawn as layers draw them."""
     ones = torch.ones(_NUM_DRAWS, dtype=torch.float32, device=device)
     for drawn in (
         torch.rand_like(ones),
@@ -354,7 +354,7 @@ def environment_facts(device: Device) -> dict[str, Any]:
 
 
 def _folder() -> str | None:
-    """Name the working directory; None where it has been removed."""
+    """Return the working directory; None if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -362,7 +362,7 @@ def _folder() -> str | None:
 
 
 def _command() -> list[str]:
-    """Return what the user has called, as far as this process knows."""
+    """Return the command that the user ran, as far as this process knows."""
     if has_launcher() and COMMAND_VARIABLE in os.environ:
         return shlex.split(os.environ[COMMAND_VARIABLE])
     here = world()
@@ -372,7 +372,7 @@ def _command() -> list[str]:
 
 
 def _processor() -> str:
-    """Name the processor as the kernel does; else its kind."""
+    """Return the processor's name from the kernel, or else its architecture."""
     lines = read_text(Path("/proc/cpuinfo")).splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())

@@ -1,13 +1,13 @@
-"""One loop over steps, from the moment the workers share the model to the moment they do not.
+"""One loop over steps, from sharing the model between workers until each has its own again.
 
 ::
 
-    begin       the workers share the model; the first snapshot, or join where the others are
-    ┌► over?    keep what the loop has led to, and end
-    │  epoch    do all workers take its samples in the same order?
-    │  boundary what the leader has planned: a snapshot, a checkpoint, a stop    (boundary.py)
+    begin       the workers share the model; take the first snapshot, or join the others
+    ┌► over?    save what the loop has led to, and end
+    │  epoch    check that all workers take its samples in the same order
+    │  boundary carry out the leader's plan: a snapshot, a checkpoint, a stop    (boundary.py)
     │  step     the program's `with step:` block: shards, sum, update            (step.py)
-    └─ lost?    back to the newest snapshot
+    └─ lost?    return to the newest snapshot
     end         each worker's model is its own again
 """
 
@@ -72,7 +72,7 @@ from unisono.training.step import AT_FIRST, Step, is_due
 from unisono.training.step_variants import AlternatingStep, ClosureStep
 
 ORDER_KEY = "unisono.order"
-"""Where the order of an epoch is in a run's state."""
+"""The key of an epoch's order in a run's state."""
 _UNSEEN = (
     "what takes the steps may keep something that cannot be seen (a comprehension, `reduce`, a "
     "function that calls itself), which begins anew when the run is resumed or a worker is "
@@ -94,8 +94,8 @@ def begin_loop(
 ) -> Generator[Step, None, None]:
     """Begin a loop; see :meth:`unisono.Run.steps`.
 
-    Of the program's code, a trainer knows its `functions`, and the `loss` if it is of shards; a
-    loop of its own runs in a `frame`.
+    A trainer passes the program's `functions`, and the `loss` if it is computed per shard; a custom
+    loop runs in a `frame`.
     """
     every = None if run.checkpoints is None else run.checkpoints.every
     if plan.samples.is_endless and every is not None and every.epochs is not None:
@@ -107,7 +107,7 @@ def begin_loop(
     model, optimizer, device = run.kept.model, run.kept.optimizer, run.device
     check_split_before(model, device)
     if not device.is_host:
-        # Since the run was made the program may have moved it, or added layers and groups.
+        # The program may have moved the model since then, or added layers and groups.
         check_contents(model, optimizer, device)
         place_on(model, optimizer, device)
     start(run, plan)
@@ -119,7 +119,7 @@ def begin_loop(
 
 
 def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) -> None:
-    """Have what the program changes between steps kept with the run, if any of it runs there."""
+    """Register what the program may change between steps, so that it is saved with the run."""
     between = own_optimizers(run.kept.optimizer) | dict(run.observer.own_callbacks)
     state = run.kept.state.items()
     between |= {f"the schedule {key}": one for key, one in state if isinstance(one, LRScheduler)}
@@ -144,7 +144,7 @@ def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) 
         passes |= {"on_gradients": run.options.on_gradients, "model": run.kept.model}
         passes |= {**plan.program, "sampler": plan.reading.sampler}
         between |= torchs_optimizers(run.kept.optimizer)
-        # Each worker has read a stream up to a place of its own.
+        # Each worker has read a stream up to a different place.
         streams = filter(is_stream, [plan.reading.dataset])
         themselves = set(_schedules_in(run.kept.state))
         run.program_kept.watch(passes, between, loops, themselves, set(map(id, streams)))
@@ -154,14 +154,14 @@ def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) 
                 f"those farthest from the model, the loss and the dataset is not kept with the "
                 f"run, so keep what changes in `run.state`"
             )
-        # The run may have been taken up without any.
+        # The run may have resumed without any.
         kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
         if isinstance(kept, Mapping):
             run.program_kept.load_state_dict(kept)
 
 
 def _schedules_in(state: Any) -> Iterator[int]:
-    """Return the identities of schedules, which save their attributes, in others, too."""
+    """Yield the ids of schedules, also of those within schedules, which save their attributes."""
     for each in state.values() if isinstance(state, Mapping) else state:
         if isinstance(each, LRScheduler):
             yield id(each)
@@ -177,7 +177,7 @@ def steps_of(
 ) -> Generator[Step, None, None]:
     """Yield the steps of one loop. Collective: every rank uses every step, in the same order.
 
-    `itself` refers to this generator; the program's frame stood at `asked_at` when it was made.
+    `itself` refers to this generator; `asked_at` is where the program's frame stood before it.
     """
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
@@ -197,7 +197,7 @@ def steps_of(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
     ):
-        # Who joins a loop under way comes behind what the others have agreed on.
+        # A worker that joins a running loop comes after what the others have agreed on.
         is_agreed = run.has_joined
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
@@ -207,11 +207,11 @@ def steps_of(
         looks, has_begun, num_steps, consumer_then = 0, False, 0, None
         while True:
             if not has_begun:
-                with suppress(StepBrokenError):  # likewise, and all go back
+                with suppress(StepBrokenError):  # a worker was lost, and all go back
                     run.observer.begin()
-                    if not run.functions:  # else the observer has said so
+                    if not run.functions:  # otherwise the observer calls has_begun
                         frames = frames_of_loop(sys._getframe(1), run.frame)
-                        # Variables may have been set since the program asked for the steps.
+                        # Variables may have been set since the program called `steps`.
                         if len(frames) > 1 or has_stored(run.frame, asked_at):
                             _watch_program(run, plan, frames)
                         run.has_begun()
@@ -227,13 +227,13 @@ def steps_of(
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
                 run.replicated_calls.is_undone = False
-                # Of several hosts all have gone back to behind that.
+                # With several hosts, all have gone back to a place after that.
                 is_agreed = len(run.team.hosts) > 1
                 continue
             samples = plan.samples.at(run.kept.position.epoch)
             boundary.steps_per_epoch = samples.steps_per_epoch
             step = make_step(boundary, samples, loader, run.kept.position)
-            # A trainer rehearses shards; in a loop of the program's own one is given out again.
+            # A trainer rehearses shards; in a custom loop one shard is yielded again.
             if not run.functions and is_due(looks, step.number) and plan.samples.shards > 1:
                 looks += 1
                 step.rehearse = rehearsals.of_body
@@ -249,7 +249,7 @@ def steps_of(
                 tell_of_loop(run, step)
                 place = consumer.f_code, consumer.f_lasti
                 is_new, run.loops_seen = place not in run.loops_seen, run.loops_seen | {place}
-                if is_new and (around := iterators_around(itself[0]())):  # which takes its time
+                if is_new and (around := iterators_around(itself[0]())):  # this is slow
                     run.say_once(_COUNTED.format(around[0]))
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()
@@ -265,7 +265,7 @@ def steps_of(
 
 @contextmanager
 def as_it_was(run: RunContext) -> Iterator[None]:
-    """Call `on_begin` again, where the loop goes on: options and weights stay as they are then."""
+    """Restore options and weights after a block, if the loop continues an earlier one."""
     program, optimizer = run.program_kept, run.kept.optimizer
     if program is None or not run.observer.own_callbacks or not program.goes_on(run.num_loops):
         yield
@@ -283,7 +283,7 @@ def as_it_was(run: RunContext) -> Iterator[None]:
 
 
 def _loader(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Loader:
-    """Make the loader; where loader processes read, it sees whether the program changes what."""
+    """Return the loader; with loader processes, it checks what the program changes."""
     look = None
     if plan.reading.loader_workers:
         state = (*run.kept.model.parameters(), *run.kept.model.buffers())
@@ -293,7 +293,7 @@ def _loader(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Loader:
 
 @contextmanager
 def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[Boundary]:
-    """Share the model; put generators and threads back after. None `live`: begin. Collective."""
+    """Share the model; restore generators and threads after it. None `live`: begin. Collective."""
     kept = run.kept
     boundary: Boundary | None = None
     try:
@@ -327,7 +327,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _entered(
     run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
 ) -> Boundary:
-    """Bind the model, and be where the others are; on several hosts until all are. Collective."""
+    """Bind the model and join the others; with several hosts, until all have. Collective."""
     while True:
         with ExitStack() as bound:
             try:
@@ -364,10 +364,10 @@ def _bound(
 def _engine(
     run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, own: OwnGenerators
 ) -> StepEngine:
-    """Bind the model to what carries gradients."""
+    """Return the engine, with the model bound to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
     if run.replicated_calls.is_loop_kept:
-        run.memory = None  # stays as it is: a replacement needs what each loop has ended with
+        run.memory = None  # kept: a replacement needs what each loop ended with
     kind = chosen(run.exchange, optimizer)
     if divides_state(run.exchange) and not kind.is_in_pieces:
         run.say_once(
@@ -403,7 +403,7 @@ def _engine(
 
 
 def _begin(run: RunContext, boundary: Boundary) -> None:
-    """Take the first snapshot, and tell those who may join where it is."""
+    """Take the first snapshot, and publish its place to workers that may join."""
     program = run.program_kept
     if run.kept.has_lost_schedule([] if program is None else program.things):
         trouble = (

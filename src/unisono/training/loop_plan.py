@@ -1,4 +1,4 @@
-"""What one loop over steps goes over: the samples, how they are read, and where it ends."""
+"""What one loop over steps covers: the samples, how they are read, and where it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unisono.training.epoch_history import samples_trained
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How far a run is to come; the first total to be reached counts."""
+    """Where a run ends; the first total to be reached counts."""
 
     epochs: int | None  # in total; None: as many as there are steps for
     steps: int | None  # in total; None: as many as there are epochs for
@@ -39,21 +39,21 @@ class Totals:
                 check_whole(name, total, at_least=0)
 
     def are_reached(self, position: Position) -> bool:
-        """Return whether a run that has come so far is to go no further."""
+        """Return whether a run at this position is finished."""
         return (self.steps is not None and position.step >= self.steps) or (
             self.epochs is not None and position.epoch >= self.epochs
         )
 
     def are_passed(self, position: Position) -> bool:
-        """Return whether a run has come further than to these totals, so in another loop."""
+        """Return whether a run is past these totals, and so in another loop."""
         return (self.steps is not None and position.step > self.steps) or (
             self.epochs is not None and (position.epoch, position.batch) > (self.epochs, 0)
         )
 
     def end_step(self, plan: SamplePlan, position: Position) -> int:
-        """Count the steps that a run will have done; one with nothing to do stays where it is.
+        """Return the number of steps that a run will have done; the current one if it is over.
 
-        Where a batch sampler cuts epochs, as if those to come had as many steps as this one.
+        If a batch sampler cuts epochs, later epochs are assumed to have as many steps as this one.
         """
         ends = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
@@ -63,9 +63,9 @@ class Totals:
         return max(position.step, min(ends))
 
     def num_batches(self, plan: SamplePlan, position: Position) -> int:
-        """Count the global batches from the first epoch's first to the end of the run.
+        """Return the number of global batches from the first epoch's first to the run's end.
 
-        Epochs may have had other lengths before, so steps are counted from here.
+        Earlier epochs may have had other lengths, so the rest is counted from here.
         """
         here = position.epoch * plan.steps_per_epoch + position.batch
         return here + self.end_step(plan, position) - position.step
@@ -76,17 +76,17 @@ class LoopPlan:
     """One loop of a run; see :meth:`unisono.Run.steps` for its arguments."""
 
     reading: Reading  # the dataset, and how it is read
-    # which samples are computed where; where `shards` is left out, a checkpoint may have other ones
+    # which samples are computed where; without `shards`, those of a checkpoint may replace them
     samples: SamplePlan
-    totals: Totals  # how far the run is to come
+    totals: Totals  # where the run ends
 
     @property
     def program(self) -> dict[str, Any]:
-        """What of the program runs when samples are read, by name."""
+        """The program's objects that run when samples are read, by name."""
         return {"dataset": self.reading.dataset, "collate_fn": self.reading.collate_fn}
 
     def fetch(self, stream: str = "train") -> Fetch:
-        """Make the function that reads batches; raises as :func:`fetcher` does."""
+        """Return the function that reads batches; raises as :func:`fetcher` does."""
         plan = self.samples
         order = plan.order_of
         return fetcher(
@@ -109,7 +109,7 @@ class LoopPlan:
         look: Callable[[], ForkedCopy] | None = None,
         tell: Callable[[str], None] = say,
     ) -> Loader:
-        """Make the loader from `position` on, for a run that is `done` if it does not train.
+        """Return a loader that starts at `position`; `done` is that of a run that does not train.
 
         `look` and `tell` are those of :class:`Loader`.
         """
@@ -137,8 +137,8 @@ class LoopPlan:
 class FitTotals:
     """Counts what a call of ``fit`` does.
 
-    A replacement that joins the others late counts what it sees; what the call did is told by how
-    far the run has come, and the time by the leader. The clock starts at once.
+    A replacement that joins late counts what it sees; the run's position says what the call did,
+    and the leader's clock how long it took. The clock starts at once.
     """
 
     def __init__(self, begun_at: Position, last: Mapping[str, Any]) -> None:
@@ -149,21 +149,21 @@ class FitTotals:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave something out of the time."""
+        """Exclude a block from the time."""
         paused_at_s = time.perf_counter()
         yield
         self._begun_at_s += time.perf_counter() - paused_at_s
 
     def count(self, step: int, num_samples: int) -> None:
-        """Count a step that is done, unless it has come before a worker was lost."""
+        """Count a finished step, unless it was counted before a worker was lost."""
         if step > self._last:
             self._last = step
             self._samples += num_samples
 
     def seconds(self, last: Mapping[str, Any]) -> float:
-        """Return how long it took to come to where `last` is; NaN if this worker has seen no step.
+        """Return the seconds until the state of `last`; NaN if this worker has seen no step.
 
-        One that has seen some of the steps takes the others to have been as fast.
+        A worker that has seen some of the steps assumes that the others took as long.
         """
         samples, seconds = self.samples_until(last), time.perf_counter() - self._begun_at_s
         if not samples:
@@ -171,5 +171,5 @@ class FitTotals:
         return seconds * samples / self._samples if self._samples else math.nan
 
     def samples_until(self, last: Mapping[str, Any]) -> int:
-        """Count the samples of the call's steps until the run has come where `last` is of it."""
+        """Return the number of samples in the call's steps until the state of `last`."""
         return samples_trained(last) - self._samples_before

@@ -1,6 +1,6 @@
-"""What does a trainer call? Losses, `forward`, and what both are where a program does not say it.
+"""What does a trainer call? Losses, `forward`, and their defaults.
 
-Forms that people write are refused in words of what to write: a criterion takes outputs and
+Other forms are refused with a message that says what to write: a criterion takes outputs and
 targets, a function of three takes a batch apart.
 """
 
@@ -23,7 +23,7 @@ _WANTED = "`loss` must be a function of (model, batch)"
 
 
 def check_loss(loss: object) -> None:
-    """Refuse, with a TypeError, what is no function of (model, batch)."""
+    """Raise TypeError unless `loss` is a function of (model, batch)."""
     if isinstance(loss, nn.Module) and type(loss).__module__ == _CRITERIA:
         raise _of_outputs(f"`nn.{type(loss).__name__}`", "criterion")
     name = getattr(loss, "__name__", "")
@@ -44,12 +44,12 @@ def check_loss(loss: object) -> None:
 
 
 def check_forward(forward: object) -> None:
-    """Refuse, with a TypeError, what is no such function, either, for outputs."""
+    """Raise TypeError unless `forward` is a function of (model, batch)."""
     check_function("forward", forward, ("model", "batch"))
 
 
 def check_function(name: str, function: object, arguments: Sequence[str], advice: str = "") -> None:
-    """Refuse, with a TypeError, what cannot be called with so many arguments."""
+    """Raise TypeError for an object that cannot be called with these arguments."""
     wanted = f"`{name}` must be a function of ({', '.join(arguments)})"
     if isinstance(function, Optimizer):
         raise TypeError(
@@ -63,7 +63,7 @@ def check_function(name: str, function: object, arguments: Sequence[str], advice
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some that are written in C have none
+    except (TypeError, ValueError):  # some functions written in C have none
         return
     try:
         signature.bind(*arguments)
@@ -81,7 +81,7 @@ def _of_outputs(what: str, call: str) -> TypeError:
 
 
 def _apart(loss: object) -> str:
-    """Describe what to write where a function takes a batch apart."""
+    """Return what to write for a function that takes a batch apart; empty for others."""
     try:
         parameters = inspect.signature(loss).parameters  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -109,7 +109,7 @@ class WholeBatch:
         loss: a function of (model, features of the global batch), in the batch's order.
 
     Raises:
-        TypeError: one is no such function.
+        TypeError: `embed` or `loss` is not such a function.
     """
 
     embed: Loss
@@ -123,27 +123,27 @@ class WholeBatch:
 def token_mean(
     model: nn.Module, batch: Any, *, shift: bool = True, ignore_index: int = -100
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum a language model's cross-entropy over tokens, and count them; pass it as `loss`.
+    """Return a language model's cross-entropy, summed over tokens, with their number: a `loss`.
 
     The model is called as ``model(**batch)``. Means are over all tokens of the global batch that
-    are not ignored, in training as in ``evaluate``, however they are divided among samples, shards
-    and workers. A mean of the shards' means, which the model's own ``.loss`` would give, is another
-    number. For models of transformers, and others that are called so and return ``logits``.
+    are not ignored, in training and in ``evaluate``, however they are divided among samples, shards
+    and workers. A mean of the shards' means, as from the model's own ``.loss``, is a different
+    number. For models of transformers, and others that are called like this and return ``logits``.
 
     Args:
         model: its output has ``.logits``, or ``["logits"]``, of shape (samples, tokens, classes).
         batch: a dict of tensors with ``"labels"`` of shape (samples, tokens).
-        shift: whether the logits at a token are for the next one's label, as those of causal models
-            are; False for masked and for encoder-decoder models:
+        shift: whether the logits at a token are for the next one's label, as in causal models;
+            False for masked and for encoder-decoder models:
             ``functools.partial(unisono.token_mean, shift=False)``.
-        ignore_index: the label of tokens that do not count.
+        ignore_index: the label of tokens that are ignored.
 
     Returns:
-        The sum, and how many tokens it is over.
+        The sum, and the number of tokens in it.
 
     Raises:
-        TypeError: the batch is no such dict, or the output has no logits.
-        ValueError: labels do not fit the logits.
+        TypeError: the batch is not such a dict, or the output has no logits.
+        ValueError: the shape of the labels does not match that of the logits.
     """
     if not isinstance(batch, Mapping) or "labels" not in batch:
         has = f"has {list(batch)}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
@@ -178,12 +178,12 @@ def token_mean(
 
 
 def forward_inputs(model: nn.Module, batch: Any) -> Any:
-    """Call the model with a batch, or with the first part of one that has several."""
+    """Call the model with a batch, or with the first part of a tuple or list."""
     return _call(model, batch, batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
-    """Call the model with the first part of a pair (inputs, targets); the second goes with it."""
+    """Call the model with the inputs of a pair (inputs, targets); return outputs and targets."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError(
             f"a batch must be a pair (inputs, targets) for metrics to get (outputs, targets), but "
@@ -216,7 +216,7 @@ def _fits(model: nn.Module, given: Any) -> bool:
         inspect.signature(model.forward).bind(given)
     except TypeError:
         return False
-    except ValueError:  # nobody knows
+    except ValueError:  # unknown
         return True
     return not isinstance(given, Mapping)
 

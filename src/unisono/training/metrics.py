@@ -1,10 +1,9 @@
 """Metrics in an evaluation: functions and torchmetrics objects, of the rows of all samples.
 
-Shards keep what `forward` gives, with a row for each sample. The rows of all come together in the
-order of the dataset. The leader calls functions with them once, updates copies of torchmetrics
-objects with the rows of one pass after the other, as a plain loop does, and tells all the results.
-
-torchmetrics is never imported here: if a program has an object of it, it is loaded.
+Shards keep what `forward` returns, with a row for each sample. The rows of all shards are put into
+the order of the dataset. The leader calls functions with them once, updates copies of torchmetrics
+objects with the rows of one pass after another, as a plain loop does, and sends the results to all.
+torchmetrics is never imported here: if a program has one of its objects, it is already loaded.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from unisono.training.sweep import Forward, Sweep
 
 RowFunction = Callable[..., Any]
 Rows = dict[str, list[torch.Tensor]]
-"""What a shard keeps, by name or by position: the rows of one part after the other."""
+"""The rows of a shard, by name or by position: one part after another."""
 
 
 @final
 class Metrics:
-    """The metrics of one evaluation, with what gives them their arguments."""
+    """The metrics of one evaluation, with the function that computes their arguments."""
 
     def __init__(self, metrics: Any, forward: Forward) -> None:
         self._forward = forward
@@ -41,12 +40,12 @@ class Metrics:
         if self._template is not None:
             self._template.reset()
         for _, metric in _metrics_in(self._template):
-            # A program may have a process group besides; one worker has all rows.
+            # The program may also have a process group, but one worker has all rows.
             metric.distributed_available_fn = lambda: False
 
     @property
     def names(self) -> list[str]:
-        """The names of results, as far as they are known before any."""
+        """The names of results, as far as they are known in advance."""
         return [*self._functions, *({} if self._template is None else self._template)]
 
     @property
@@ -59,7 +58,7 @@ class Metrics:
         }
 
     def keep(self, rows: Rows, model: nn.Module, batch: Any, num_samples: int) -> None:
-        """Add a part's rows to those of its shard; raises TypeError where there are others."""
+        """Add a part's rows to those of its shard; raise TypeError if they are not rows."""
         found = self._forward(model, batch)
         parts = found if isinstance(found, (tuple, list)) and found else (found,)
         is_named = isinstance(found, Mapping) and found
@@ -77,7 +76,7 @@ class Metrics:
             rows.setdefault(name, []).append(part.detach())
 
     def finish(self, told: Mapping[int, bytes], sweep: Sweep) -> dict[str, Any]:
-        """Compute the results from the rows of all shards; plain numbers by name. Collective."""
+        """Return the results for the rows of all shards, plain numbers by name. Collective."""
         (results,) = heard_by_all(
             lambda speak: [sweep.team.hear_leader(speak, "metrics")],
             lambda: self._results(_joined(told, sweep.plan), sweep.plan, sweep.device),
@@ -115,13 +114,13 @@ class Metrics:
 
 
 def written(rows: Rows) -> bytes:
-    """Write a shard's rows for all workers, as safetensors."""
+    """Return a shard's rows as safetensors, for all workers."""
     whole = {n: on_host(_row_by_row(n, parts)).contiguous() for n, parts in rows.items()}
     return to_safetensors(whole)
 
 
 def _joined(told: Mapping[int, bytes], plan: SamplePlan) -> dict[str, torch.Tensor]:
-    """Put the rows of all shards into the order of the dataset."""
+    """Return the rows of all shards in the order of the dataset."""
     shards = {shard: rows for shard in sorted(told) if (rows := from_safetensors(told[shard]))}
     order = torch.cat([plan.indices(0, shard) for shard in shards]).argsort()
     names = next(iter(shards.values()))
@@ -142,7 +141,7 @@ def _row_by_row(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:
-    """Separate functions from what torchmetrics computes; None for the second if there is none."""
+    """Return functions, and what torchmetrics computes; None for the second if there is none."""
     if not isinstance(metrics, Mapping) or isinstance(metrics, _kinds()):
         return {}, metrics
     no_functions = (nn.Module, type, *_kinds())
@@ -161,7 +160,7 @@ def _kinds() -> tuple[type, ...]:
 
 
 def _collection(metrics: Any) -> Any:
-    """Copy metrics into a collection in which each has states of its own."""
+    """Copy metrics into a collection in which each has separate states."""
     torchmetrics: Any = sys.modules.get("torchmetrics")
     kinds = _kinds()
     wanted = (
@@ -176,7 +175,7 @@ def _collection(metrics: Any) -> Any:
                     f"derive it from `torchmetrics.Metric`, or return its value from the loss "
                     f"function, which is averaged."
                 )
-        # In groups, as it has them itself, which metrics share states depends on the first batch.
+        # With compute groups, which metrics share states would depend on the first batch.
         return torchmetrics.MetricCollection(
             {name: copy.deepcopy(metric) for name, metric in metrics.items()}, compute_groups=False
         )
@@ -191,7 +190,7 @@ def _collection(metrics: Any) -> Any:
 
 
 def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
-    """Return every metric of a collection, those within others too, by its path."""
+    """Return every metric of a collection, including nested ones, by path."""
     if collection is None:
         return iter(())
     kind = sys.modules["torchmetrics"].Metric
@@ -199,10 +198,10 @@ def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
 
 
 def plain(name: str, value: Any) -> Any:
-    """Make plain numbers of a result: one, or lists and dicts of them; TypeError if it has none."""
+    """Convert a result to a number, or lists and dicts of them; raise TypeError if impossible."""
     if isinstance(value, torch.Tensor) and not value.is_complex():
         value = value.item() if value.numel() == 1 else value.tolist()
-    if hasattr(value, "tolist"):  # an array or a number of numpy's
+    if hasattr(value, "tolist"):  # numpy's arrays and numbers
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(name, each) for key, each in value.items()}

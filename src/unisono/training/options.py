@@ -1,4 +1,4 @@
-"""What a run is told: the options of `Run` and `Trainer`, and those that belong together in one."""
+"""The options of a run: those of `Run` and `Trainer`, grouped where they belong together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INTERVALS = ("step", "epoch")
 LOSS = "loss"
 RESUME = ("auto", "never")
 OF_CHECKPOINT, OF_PROGRAM = TAKEN_FROM = ("checkpoint", "program")
-PER_OPTIMIZER = ("clip_norm", "clip_value", "scaler")  # one for all, or by name
+PER_OPTIMIZER = ("clip_norm", "clip_value", "scaler")  # one for all, or one by name
 T = TypeVar("T")
 
 Scaler = torch.amp.GradScaler
@@ -40,7 +40,7 @@ THINGS = {
     "split": "a split model",
     "whole_batch": "a loss over the whole batch",
 }
-# Which of them do not go together: why, and what to do.
+# Those that cannot be combined: why, and what to do.
 CONFLICTS = {
     ("buffers", "closure"): "a closure changes buffers in each evaluation: leave `buffers` out",
     ("closure", "scaler"): "a step that overflows could not be skipped in the midst of a closure: "
@@ -60,7 +60,7 @@ CONFLICTS = {
 @class_habits_met('Precision("bf16")')
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a trainer's passes compute: ``precision=Precision("fp16", exact=False)``.
+    """The precision of a trainer's passes: ``precision=Precision("fp16", exact=False)``.
 
     Args:
         name: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: torch's autocast around the loss
@@ -68,13 +68,13 @@ class Precision:
             on all workers; it counts as a step, and the schedule steps.
         scaler: scales the loss with ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
         exact: whether results on an accelerator have the same bits in every run: torch then uses
-            deterministic kernels in this trainer's computations, and an operation that has none
+            deterministic kernels in this trainer's computations, and an operation without one
             raises :class:`unisono.errors.NondeterministicError`. False: the program's settings
             apply. No effect on the CPU.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: there is no such precision, or the scaler does not fit it.
+        ValueError: there is no such precision, or the scaler does not match it.
     """
 
     name: str = "fp32"
@@ -113,13 +113,13 @@ class Schedule:
         scheduler: one of ``torch.optim.lr_scheduler`` over the trainer's optimizer; it is saved
             with the run.
         every: ``"epoch"`` or ``"step"``: when it steps. ReduceLROnPlateau steps after each
-            validation. Before the first step, one line says so if a schedule seems to count the
-            other; a OneCycleLR that would end before `fit` does is refused.
+            validation. A line before the first step warns if a schedule seems to count the other
+            unit; a OneCycleLR that would end before `fit` does is refused.
         monitor: the name of the validation mean that ReduceLROnPlateau watches.
 
     Raises:
-        TypeError: it is no scheduler.
-        ValueError: `every` is something else, or an argument does not fit the scheduler.
+        TypeError: `scheduler` is not one of torch's.
+        ValueError: `every` is something else, or an argument does not match the scheduler.
     """
 
     scheduler: LRScheduler
@@ -153,7 +153,7 @@ class Schedule:
             )
 
 
-# What precisions are called elsewhere, by a part of the name, the longest first.
+# What precisions are called elsewhere, by a part of the name; the longest parts come first.
 _BITS = {"bf": "bf16", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
 
 
@@ -163,23 +163,23 @@ _BITS = {"bf": "bf16", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp3
 class Checkpoint:
     """When a run is saved and where it resumes: ``checkpoint=Checkpoint("10min", keep=9)``.
 
-    A checkpoint is always written when a `fit` ends, or a loop of your own.
+    A checkpoint is always written when a `fit` ends, or a custom loop.
 
     Args:
-        every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``; None: none but
-            at the end.
+        every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``; None: only at
+            the end.
         keep: number of checkpoints to keep.
-        resume: ``"auto"``: the first loop resumes from the newest checkpoint that is whole;
+        resume: ``"auto"``: the first loop resumes from the newest complete checkpoint;
             ``"never"``: it starts from the beginning.
-        options: what a resumed run does if the program now passes other options of the optimizer
-            or of a schedule, or has frozen other parameters. Each change is reported.
-            ``"checkpoint"``: it keeps the options that it began with; ``"program"``: it takes the
-            new ones, and a schedule continues as if it had had them from the start. A run that
-            resumes between two epochs then also takes a data set of another length, as of one that
-            has grown, another `batch_size`, `shuffle` and `sampler`.
+        options: what a resumed run does if the optimizer or a schedule now has other options, or
+            other parameters are frozen. Each change is reported. ``"checkpoint"``: the run keeps
+            the options that it began with; ``"program"``: it takes the new ones, and a schedule
+            continues as if it had always had them. A run that resumes between two epochs then also
+            accepts a dataset of another length, such as one that has grown, and another
+            `batch_size`, `shuffle` and `sampler`.
 
     Raises:
-        TypeError: `keep` is not whole.
+        TypeError: `keep` is not an integer.
         ValueError: an argument is not valid; the message says what to do.
     """
 
@@ -202,7 +202,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run computes and where it is kept; :class:`unisono.Run` documents each."""
+    """How a run computes and where it is saved; :class:`unisono.Run` documents each option."""
 
     shards: int | None = None
     seed: int = 0
@@ -242,7 +242,7 @@ class RunOptions:
                 "`directory` must name a folder, but is empty, as of a variable that is not set: "
                 'pass `directory="."` for the working folder, or leave it out.'
             )
-        _ = self.saving  # refuses what does not fit
+        _ = self.saving  # raises for invalid options
 
     @property
     def saving(self) -> Checkpoint:
@@ -255,24 +255,24 @@ class RunOptions:
         return Clipping(_of(self.clip_norm, name), _of(self.clip_value, name))
 
     def scaler_of(self, name: str) -> Scaler | None:
-        """Return the scaler of an optimizer's losses, if it has one."""
+        """Return the scaler of an optimizer's losses, or None."""
         return _of(self.scaler, name)
 
 
 def check_together(**has: bool) -> None:
-    """Refuse two of :data:`THINGS` that do not go together, with a ValueError."""
+    """Raise ValueError for two of :data:`THINGS` that cannot be combined."""
     for (one, other), why in CONFLICTS.items():
         if has.get(one) and has.get(other):
             raise ValueError(f"{THINGS[one]} must not come together with {THINGS[other]}: {why}.")
 
 
 def _of(given: T | Mapping[str, T] | None, name: str) -> T | None:
-    """Return an option's value for one optimizer, where it may be by name."""
+    """Return the value of an option, which may be given by name, for one optimizer."""
     return given.get(name) if isinstance(given, Mapping) else given
 
 
 def _make_whole(options: Any, name: str, *, at_least: int, below: int | None = None) -> None:
-    """Keep a number of frozen options as an int; raises what :func:`check_whole` does."""
+    """Store a number of frozen options as an int; raises as :func:`check_whole` does."""
     whole = check_whole(name, getattr(options, name), at_least=at_least, below=below)
     object.__setattr__(options, name, whole)
 
@@ -300,7 +300,7 @@ class Every:
 
     @classmethod
     def read(cls, text: int | str, name: str = "checkpoint") -> Every:
-        """Understand ``500``, ``"500 steps"``, ``"1 epoch"``, ``"10min"``, ``"90 s"``, ``"2h"``."""
+        """Parse ``500``, ``"500 steps"``, ``"1 epoch"``, ``"10min"``, ``"90 s"`` or ``"2h"``."""
         match = _FORM.fullmatch(f"{text} steps" if isinstance(text, int) else str(text))
         unit = match[2].lower() if match else ""
         if match and float(match[1]) > 0:
@@ -315,7 +315,7 @@ class Every:
         )
 
     def is_due(self, *, steps: int, epoch_ended: int, seconds: float) -> bool:
-        """Return whether it is due, after all `steps`, the epoch that ended or 0, and `seconds`"""
+        """Return whether it is due after `steps`, an epoch that ended (or 0), and `seconds`."""
         if self.steps is not None:
             return steps % self.steps == 0
         if self.epochs is not None:

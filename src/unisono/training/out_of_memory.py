@@ -1,4 +1,4 @@
-"""Says of torch's error of a full memory where it came, what takes the room, what may help."""
+"""Explains torch's out-of-memory errors: where they came from, what uses the memory, what helps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from unisono.runtime.workers.team import Team
 from unisono.runtime.world import workers_per_gpu
 from unisono.training.run_context import RunContext
 
-_OF_THE_HOST = "DefaultCPUAllocator"  # how torch begins to tell that malloc gave nothing
+_OF_THE_HOST = "DefaultCPUAllocator"  # how torch's message for a failed malloc begins
 
 
 def explained(
     error: Exception, run: RunContext, phase: str, step: int | None = None, shard: int | None = None
 ) -> Exception:
-    """Make ours, whose cause it is, of an error of a full memory; any other is given back."""
+    """Return our error for an out-of-memory error, which is its cause; others unchanged."""
     of_the_host = type(error) is RuntimeError and _OF_THE_HOST in str(error)
     of_the_host |= isinstance(error, OSError) and error.errno == errno.ENOMEM
     if not (of_the_host or isinstance(error, torch.OutOfMemoryError)):
@@ -51,7 +51,7 @@ def explained(
 
 @contextmanager
 def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
-    """Explain what is raised inside the block because memory is full."""
+    """Explain out-of-memory errors within a block."""
     try:
         yield
     except Exception as error:
@@ -61,13 +61,13 @@ def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
 
 
 def _full_one(device: Device, error: Exception) -> Device:
-    """Return which of a split model's devices is full, as torch's error does."""
+    """Return the full device of a split model, as torch's error names it."""
     names = {part: rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b" for part in device.parts}
     return next((part for part in names if re.search(names[part], str(error))), device.parts[0])
 
 
 def _needed(run: RunContext, device: Device) -> dict[str, int]:
-    """Count bytes by what they are for; what the peak has beyond the rest are activations."""
+    """Return bytes by purpose; what the peak has beyond the rest is activations."""
     model, states = run.kept.model, states_here(run.kept.optimizer)
     state = [value for each in states if isinstance(each, dict) for value in each.values()]
     parameters = () if run.engine is None else run.engine.exchange.parameters
@@ -111,20 +111,20 @@ EVERY_S = 0.1
 
 @final
 class MemoryWatch:
-    """Tells the others what this worker takes of its device, ten times a second at most."""
+    """Publishes this worker's use of its device's memory, at most ten times a second."""
 
     def __init__(self, device: Device, team: Team) -> None:
         self._device, self._team = device, team
         self._due_s = 0.0
 
     def begin(self) -> None:
-        """Look before the first step, and again after it."""
+        """Measure before the first step, and again after it."""
         self._due_s = 0.0
         self.look()
         self._due_s = 0.0
 
     def look(self) -> None:
-        """Look, if the last look was long enough ago."""
+        """Measure, if the last measurement is old enough."""
         now_s = perf_counter()
         if now_s >= self._due_s and (sizes := self._device.memory()) is not None:
             self._due_s = now_s + EVERY_S

@@ -1,7 +1,7 @@
-"""Hooks of ours on a program's modules, which copies of the modules do without.
+"""Unisono's hooks on a program's modules, which copies of the modules lack.
 
 A program may copy or save its model at any time (`copy.deepcopy`, `torch.save`), and hooks are
-copied with it; what ours lead to can be neither copied nor saved.
+copied with it; what Unisono's hooks refer to can be neither copied nor saved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, final
 
 @final
 class OwnHook:
-    """A hook; a copy of it does nothing, in processes without Unisono as well."""
+    """A hook whose copies do nothing, even in processes without Unisono."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -23,5 +23,5 @@ class OwnHook:
         return self._function(*given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be copied, and pickled, as a function of Python that takes anything and returns None."""
+        """Return a copy, also pickled, that takes any arguments and returns None."""
         return getattr, (nullcontext(), "__exit__")

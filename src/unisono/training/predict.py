@@ -1,9 +1,9 @@
-"""Predictions for a dataset: one row a sample, in dataset order.
+"""Predictions for a dataset: one row per sample, in dataset order.
 
-The leader computes one batch to see what a row is. All workers of a host then open one file without
-a name, or memory where nobody needs the rows later, and each writes the rows of its shards, each
-once (see ``predictions``). Of predictions outside of loops the launcher keeps the file open as long
-as the job: whoever replaces a lost worker gets the rows from it.
+The leader computes one batch to find out what a row is. All workers of a host then open one unnamed
+file, or memory if the rows are not needed later, and each writes the rows of its shards once (see
+``predictions``). For predictions outside of loops the launcher keeps the file open until the job
+ends: a replacement of a lost worker gets the rows from it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from unisono.training.predictions import (
 )
 from unisono.training.sweep import Forward, PartsOf, Sweep
 
-_RELEASED_KEYS = 1 << 61  # the first key of predictions that nobody needs later
-_NUM_KEYS = 1 << 61  # from each of the two on
+_RELEASED_KEYS = 1 << 61  # the first key of predictions not needed later
+_NUM_KEYS = 1 << 61  # above each of the two first keys
 
 Said = dict[str, Any]
-"""What the leader says of the file: how rows lie and are put together, and which file it is."""
+"""What the leader sends about the file: its layout, the form of the output, and its key."""
 
 
 @final
 class Predictor:
-    """One prediction."""
+    """Computes one prediction."""
 
     def __init__(self, sweep: Sweep, forward: Forward) -> None:
         self._sweep, self._forward, self._team = sweep, forward, sweep.team
 
     def once(self, replicated_calls: ReplicatedCalls) -> Any:
-        """Compute every row; a replacement takes over the rows instead. Collective."""
+        """Compute every row; a replacement takes the rows of the others instead. Collective."""
         found: list[Any] = []
         is_kept = replicated_calls.is_told and self._team.supervisor.can_replace
 
@@ -63,7 +63,7 @@ class Predictor:
             os.close(fd)
 
     def _predict(self, is_kept: bool, stack: ExitStack) -> tuple[Said, int]:
-        """Compute every row; gives the facts of their file and its descriptor. Collective."""
+        """Compute every row; return the facts of their file and its descriptor. Collective."""
         sweep, team = self._sweep, self._team
         sweep.agree("predict")
         with sweep.under_way() as parts_of:
@@ -76,7 +76,7 @@ class Predictor:
             return said, self._write(said, parts_of, stack)
 
     def _look(self, parts_of: PartsOf, is_kept: bool) -> Said:
-        """Compute a batch to see what a row is."""
+        """Compute a batch to find out what a row is."""
         # The order is that of the dataset, so its first sample is in the first shard.
         sweep = self._sweep
         with sweep.explained():
@@ -89,7 +89,7 @@ class Predictor:
         return {"form": form, "layout": layout, "num_bytes": num_bytes, "key": key}
 
     def _write(self, said: Said, parts_of: PartsOf, stack: ExitStack) -> int:
-        """Write the rows of this worker's shards; gives the file's descriptor. Collective."""
+        """Write the rows of this worker's shards; return the file's descriptor. Collective."""
         plan, host = self._sweep.plan, b"%d" % self._team.host
         order, opened = plan.order(0), list[tuple[int, Rows]]()
 

@@ -1,9 +1,9 @@
 """One file of predictions, mapped and written by all workers of a host.
 
-It holds the rows of one tensor after the other. Each row is written once, at its sample's number,
-by the worker that computed it; on several hosts one worker of each then sends its rows to the
+It holds the rows of one tensor after those of another. The worker that computed a row writes it
+once, at its sample's index; with several hosts, one worker of each then sends its rows to the
 others. The result is a private mapping: changes stay in the worker that makes them, and rows are
-read when they are looked at.
+read when they are accessed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from unisono.runtime.dtypes import CODES, dtype_name, dtype_of
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
 
-_CHUNK_BYTES = 4 << 20  # of rows, that a host sends at a time
-_RESERVED = "__metadata__"  # of a safetensors file
+_CHUNK_BYTES = 4 << 20  # of rows that a host sends at a time
+_RESERVED = "__metadata__"  # by safetensors files
 
 Output = Mapping[str, torch.Tensor]
-"""A model's output, taken apart: tensors by name, one row a sample in each."""
+"""A model's output as tensors by name, with one row per sample in each."""
 
 Layout = dict[str, Any]
-"""By name, the dtype of a tensor, its shape and its first byte in the file; as plain JSON."""
+"""Each tensor's dtype, shape and first byte in the file, by name; as plain JSON."""
 
 
 def form_of(output: Any) -> str:
-    """Name what holds the tensors of a model's output, for :func:`put_together`."""
+    """Return what holds the tensors of a model's output, for :func:`put_together`."""
     if isinstance(output, Mapping):
         return "dict"
     return "tuple" if isinstance(output, (tuple, list)) else "tensor"
@@ -50,7 +50,7 @@ def put_together(form: str, output: Output) -> Any:
 
 
 def taken_apart(output: Any, num_samples: int) -> Output:
-    """Take a model's output apart; refuses what has no row for each sample."""
+    """Return a model's output as tensors by name; raise if one lacks a row for each sample."""
     form = form_of(output)
     if form == "dict":
         tensors = dict(output)
@@ -83,7 +83,7 @@ def taken_apart(output: Any, num_samples: int) -> Output:
 
 
 def layout_of(output: Output, num_samples: int) -> tuple[Layout, int]:
-    """Place the rows of all samples in a file, and count its bytes."""
+    """Return where the rows of all samples go in a file, and its size in bytes."""
     starts, end = {}, 0
     shapes = {name: [num_samples, *tensor.shape[1:]] for name, tensor in output.items()}
     # Wide elements first, so all are aligned.
@@ -95,7 +95,7 @@ def layout_of(output: Output, num_samples: int) -> tuple[Layout, int]:
 
 @final
 class Rows:
-    """The predictions for a whole dataset in a file, mapped in this process."""
+    """The predictions for a whole dataset, in a file that is mapped in this process."""
 
     def __init__(self, fd: int, layout: Layout, *, is_private: bool) -> None:
         flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
@@ -107,7 +107,7 @@ class Rows:
         self._kinds = _kinds(self.tensors)
 
     def write(self, indices: torch.Tensor, output: Output) -> None:
-        """Put the rows of some samples in their place; refuses others than the first batch had."""
+        """Write the rows of some samples; raise if they do not match those of the first batch."""
         if _kinds(output) != self._kinds:
             raise ValueError(
                 f"predictions must have the same names, dtypes and shapes for every batch, but "
@@ -118,11 +118,11 @@ class Rows:
             self.tensors[name][indices] = on_host(tensor)
 
     def read(self, indices: torch.Tensor) -> bytes:
-        """Return some samples' rows, for :meth:`take` on another host."""
+        """Return the rows of some samples, for :meth:`take` on another host."""
         return to_safetensors({name: tensor[indices] for name, tensor in self.tensors.items()})
 
     def take(self, indices: torch.Tensor, data: bytes) -> None:
-        """Put rows of :meth:`read` in the place of some samples."""
+        """Write rows from :meth:`read` as those of some samples."""
         found = from_safetensors(data)
         self.write(indices, {name: found[name] for name in self.tensors})
 
@@ -134,7 +134,7 @@ def share_rows(
     plan: SamplePlan,
     chunk: int = _CHUNK_BYTES,
 ) -> None:
-    """Give every host the rows of all others; `host_of` each shard computed it. Collective."""
+    """Send each host's rows to all others; `host_of` says who computed a shard. Collective."""
     if len(team.hosts) == 1:
         return
     indices = [plan.positions(0)[:0] for _ in team.hosts]

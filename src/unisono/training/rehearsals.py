@@ -1,15 +1,15 @@
-"""Is what a pass computes a function of its samples? Rehearsed now and then, and compared.
+"""Is what a pass computes a function of its samples? Rehearsed in some steps, and compared.
 
-Other workers compute other shards, in another order, so a loss function or a model that remembers
-its calls would give other results on each number of workers. Before a worker's first shard is
-computed, it is rehearsed from the same samples, random numbers, parameters and buffers, once as if
-RANK and WORLD_SIZE were another worker's, and after passes over other samples and with other
-weights (``rehearsal.py``). What the rehearsals have changed is put back.
+Workers compute different shards, in different orders, so a loss function or a model that remembers
+its calls would give different results on different numbers of workers. Before a worker computes its
+first shard, it rehearses the shard from the same samples, random numbers, parameters and buffers:
+once with another worker's RANK and WORLD_SIZE, and after passes over other samples and with other
+weights (``rehearsal.py``). Everything that the rehearsals change is restored.
 
-It is done in the first two steps, and in steps whose numbers are powers of two: what begins late is
-found late, but found. So are passes without training, in a function's calls of such numbers.
-In a loop of the program's own, the first shard's batch is given out once more at the end, and must
-come to the same loss.
+The first two steps are rehearsed, and those whose numbers are powers of two or multiples of 1024: a
+dependence that begins late is found late. In passes without training, the calls of a function with
+such numbers are rehearsed. In a custom loop, the first shard's batch is yielded again at the end,
+and must give the same loss.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from unisono.training.body_rehearsal import BodyRehearsal
 from unisono.training.run_context import RunContext
 from unisono.training.step import AT_FIRST, Step, is_due
 
-_WHOLE = 32 << 20  # bytes of a tensor; of a larger one some are looked at
+_WHOLE = 32 << 20  # bytes of a tensor; larger tensors are sampled
 _SAMPLED = 4096  # bytes of a parameter
 _OF_TORCHMETRICS = "._update_count"
-_OTHERWISE = 1 << 20  # bytes of weights that are changed for a while
+_OTHERWISE = 1 << 20  # bytes of weights that are changed temporarily
 _MUST = "the loss function and the model must depend on the shard alone, but"
 _IN_TIME = (
     "take the step from `unisono.progress()`, set a value in `on_step_begin`, return metrics in a "
@@ -79,8 +79,8 @@ Compute = Callable[[nn.Module, Any], Any]
 class Rehearsals:
     """Rehearses passes of one loop.
 
-    `functions` are the program's, by name; `reads` is what samples are read from. A `model` is
-    given for passes without training.
+    `functions` are the program's, by name; `reads` is what samples are read from. Pass a `model`
+    for passes without training.
     """
 
     def __init__(
@@ -96,28 +96,28 @@ class Rehearsals:
         self._reads = reads
         self._model = run.kept.model if model is None else model
         self._begun: dict[str, Account] = {}  # before the first rehearsal
-        self._written: dict[str, set[tuple[int, str]]] = {}  # by passes
-        self._earlier: dict[str, Callable[[], Seen]] = {}  # what was rehearsed before
+        self._written: dict[str, set[tuple[int, str]]] = {}  # by the passes that wrote
+        self._earlier: dict[str, Callable[[], Seen]] = {}  # earlier rehearsals
         self._functions = {n: programs_own(of) for n, of in functions.items() if of is not None}
-        self._before: Account | None = None  # the passes of the step under way
-        self._walk: Walk | None = None  # of the moment
-        self._known: dict[bool, tuple[Walk, Account]] = {}  # when it was walked last
-        self.stored: list[Account] = []  # what they have stored, by moments
+        self._before: Account | None = None  # the passes of this step
+        self._walk: Walk | None = None  # the newest one
+        self._known: dict[bool, tuple[Walk, Account]] = {}  # the walks before
+        self.stored: list[Account] = []  # what passes stored, after each shard
 
     def close(self) -> None:
-        """Keep nothing of the loop any more."""
+        """Release what is kept for the loop."""
         self._earlier.clear()
         self._known.clear()
         self._begun.clear()
         self.stored.clear()
 
     def begin(self) -> None:
-        """Look at what the program keeps before a step's samples are read."""
+        """Record what the program keeps before a step's samples are read."""
         self.stored.clear()
         self._before = self.look(self._reads)
 
     def compute(self, step: Step, batch: Any, loss: Compute) -> None:
-        """Compute the shard at hand, after rehearsals of it; refuses what is no function of it."""
+        """Rehearse this shard, then compute it; raise if it is not a function of its samples."""
         if not self.is_exact:
             step.backward(loss(self._model, batch))
             return
@@ -128,7 +128,7 @@ class Rehearsals:
 
         def rehearse(batch: Any) -> Seen:
             returned = read_loss(loss(self._model, batch), num_samples)
-            # As text, so that NaN is like NaN.
+            # As text, so that NaN equals NaN.
             seen = {f"`{name}`": repr(number) for name, number in returned.numbers().items()}
             engine.passes.differentiate(returned, share)
             return seen | {
@@ -149,13 +149,13 @@ class Rehearsals:
             self._check_in_place(batch, spare, partial(step.read_again, shard))
 
     def note_stored(self) -> None:
-        """Note what the passes of the step have stored, once all of this worker's are done."""
+        """Record what the step's passes stored, once all passes of this worker are done."""
         before, self._before, self._walk = self._before, None, None
         if before is not None:
             self._take_out(before)
 
     def of_body(self) -> BodyRehearsal:
-        """Return what repeats the first shard of a loop of the program's own."""
+        """Return what repeats the first shard of a custom loop."""
         copied = _spare if self.is_exact else (lambda batch: None)
         body = BodyRehearsal(
             partial(self.look, self._reads), copied, self._refusal, self._take_out_of_body
@@ -189,7 +189,7 @@ class Rehearsals:
         leave: Callable[[Gradients], Gradients],
         gradients: Gradients,
     ) -> Callable[[Gradients], object] | None:
-        """See that `on_gradients` reads nothing that passes have stored; returns what compares."""
+        """Check that `on_gradients` reads nothing that passes stored; return what compares it."""
         now = self.look()
         if moments:
 
@@ -214,13 +214,13 @@ class Rehearsals:
                             f"batch from `step.means` in `on_step_end`, for the next step."
                         )
         step = self._run.kept.position.step
-        is_everybodys = is_due(AT_FIRST, step)  # others may have looked at other first steps
+        is_everybodys = is_due(AT_FIRST, step)  # workers may have checked different first steps
         return partial(_compare_gradients, self._run.team) if is_everybodys else None
 
     def watched(
         self, step: Step, embed: Compute, loss: Compute, *, is_due: bool
     ) -> list[Callable[[Any], Any]]:
-        """Return what :meth:`Step.gather` takes; where it is due, first calls are rehearsed."""
+        """Return the arguments of :meth:`Step.gather`; if it is due, first calls are rehearsed."""
         engine = self._run.engine
         assert engine is not None
         restarts = {
@@ -248,7 +248,7 @@ class Rehearsals:
         return call
 
     def _drawing_as_now(self, restart: Callable[[], None]) -> Callable[[], None]:
-        """Have `restart` seed in later steps as it does in this one."""
+        """Return a `restart` that seeds in later steps as it does in this one."""
         engine = self._run.engine
         assert engine is not None
         restart()
@@ -268,10 +268,10 @@ class Rehearsals:
         spare: Any,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Compute from copies of `spare`, and compare; the program keeps what it kept before.
+        """Compute from copies of `spare` and compare; what the program keeps is restored.
 
-        `restart` makes random numbers and buffers those before, `check` refuses what a pass must
-        not do in words of its own.
+        `restart` resets random numbers and buffers; `check` raises, with its own message, for what
+        a pass must not do.
         """
         before, fixed = self._look_again(), self._fixed()
         begun = self._begun.setdefault(name, before)
@@ -292,11 +292,11 @@ class Rehearsals:
 
         once = compute()
         for path in itertools.chain.from_iterable(each.paths for each in before.changes()):
-            if path.endswith(_OF_TORCHMETRICS):  # which is read later, after passes
+            if path.endswith(_OF_TORCHMETRICS):  # read later, after the passes
                 raise self._refusal(Dependence(path, "what it computes"))
         if not once or any(word in once.get("`loss`", "") for word in ("nan", "inf")):
             before.put_back()
-            return  # that is explained where the step fails
+            return  # the failing step explains that
         check()
         earlier = self._earlier.get(name)
         others: dict[str, Callable[[], object]] = {}
@@ -321,7 +321,7 @@ class Rehearsals:
         restart()
 
     def _fixed(self) -> dict[str, str]:
-        """Hash some of each parameter that no optimizer updates."""
+        """Hash a sample of each parameter that no optimizer updates."""
         updated = updated_parameters(self._model, self._run.kept.optimizer)
         named = self._model.named_parameters()
         return {name: hashed(each, _SAMPLED) for name, each in named if name not in updated}
@@ -330,7 +330,7 @@ class Rehearsals:
     def without_training(
         run: RunContext, name: str, function: Compute, calls: dict[Any, Iterator[int]]
     ) -> Compute:
-        """Have a function rehearsed in passes without training; `calls` are counted there."""
+        """Return a function that is rehearsed without training; `calls` counts its calls."""
         of_program = programs_own(function)
         numbers = calls.setdefault(getattr(of_program, "__code__", of_program), itertools.count())
         rehearsals: Rehearsals | None = None
@@ -365,7 +365,7 @@ class Rehearsals:
     def _check_reading(
         self, before: Account, batch: Any, spare: Any, read: Callable[[], Any]
     ) -> None:
-        """Refuse what passes that got `spare` have changed, if samples read then are others."""
+        """Raise if passes over `spare` changed something that alters the samples read now."""
         self._check_in_place(batch, spare, read)
         known = hashed(spare, _WHOLE)
         told = hashed(read(), _WHOLE)
@@ -396,30 +396,30 @@ class Rehearsals:
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is computed again has the same bits."""
+        """Whether a repeated computation has the same bits."""
         return self._run.options.exact or self._run.device.is_host
 
     def look(self, more: Mapping[str, Any] = MappingProxyType({})) -> Account:
-        """Look at what the program keeps now, beside the model's parameters and buffers."""
+        """Return what the program keeps now, besides the model's parameters and buffers."""
         known = self._known.get(bool(more))
         if known is not None and not known[1].changes():
-            self._walk, account = known  # whatever leads elsewhere now would have changed
+            self._walk, account = known  # a place with a new object would have changed
             return account
         program = self._run.program if self._trains else {}
         roots = {"model": self._model, **self._functions, "": self._run.frame}
         roots |= {name: program[name] for name in ("on_gradients", "hooks") if program.get(name)}
         self._walk = looked_at(self._model, {**roots, **more}, self._run.kept.optimizer)
         account = self._account(self._walk)
-        if self._run.frame is None:  # of which other variables count at other places
+        if self._run.frame is None:  # a frame's variables depend on the place
             self._known[bool(more)] = self._walk, account
         return account
 
     def _look_again(self) -> Account:
-        """Look at what the same places hold, as nothing of the program has run since."""
+        """Read the same places again, since no code of the program has run."""
         return self.look() if self._walk is None else self._account(self._walk)
 
     def _account(self, walk: Walk) -> Account:
-        """Read what a walk has found, but not memory of parameters that something looks at."""
+        """Read what a walk found, except memory of parameters that something views."""
         engine = self._run.engine
         state = [*self._model.parameters(), *self._model.buffers()]
         if engine is not None:
@@ -458,7 +458,7 @@ class Rehearsals:
 
 
 def _compare_gradients(team: Team, gradients: Gradients) -> None:
-    """Refuse gradients that `on_gradients` leaves differently on each worker. Collective."""
+    """Raise if `on_gradients` leaves different gradients on the workers. Collective."""
     votes = None
     while votes is None:
         votes = team.vote(zlib.crc32(hashed(gradients).encode()), "changed gradients")
@@ -471,7 +471,7 @@ def _compare_gradients(team: Team, gradients: Gradients) -> None:
 
 
 def looked_at(model: nn.Module, roots: Mapping[str, Any], optimizer: Optimizer) -> Walk:
-    """Walk from objects of a program, but not into what a model's state has, nor an optimizer's."""
+    """Walk from a program's objects, but not into the state of the model or an optimizer."""
     modules = [*model.modules(), *members_of(optimizer).values()]
     state = itertools.chain(model.parameters(), model.buffers())
     return Walk(roots, elsewhere=set(map(id, state)), layers=set(map(id, modules)))
@@ -479,9 +479,9 @@ def looked_at(model: nn.Module, roots: Mapping[str, Any], optimizer: Optimizer) 
 
 @contextmanager
 def _other_weights(model: nn.Module) -> Iterator[None]:
-    """Have other weights in some of a model's parameters within a block, small ones first.
+    """Replace some of a model's parameters within a block, the smallest first.
 
-    In other memory, as workers may share that of the parameters.
+    The new weights are in other memory, because workers may share that of the parameters.
     """
     room, before = _OTHERWISE, []
     trained = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
@@ -500,7 +500,7 @@ def _other_weights(model: nn.Module) -> Iterator[None]:
 
 
 def _leaves_of(found: Any) -> Seen:
-    """Return the tensors that a function has returned."""
+    """Return hashes of the tensors that a function returned."""
     tree = dict(found) if isinstance(found, Mapping) else found
     return {f"result {at}": hashed(leaf, _WHOLE) for at, leaf in enumerate(_tensors_in(tree))}
 
@@ -510,14 +510,14 @@ def _tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def _spare(given: Any) -> Any:
-    """Copy what something is computed from; None if that cannot be done."""
+    """Copy what something is computed from; None if it cannot be copied."""
     with suppress(Exception):
         return tree_map(_copied, given)
     return None
 
 
 def _copied(leaf: Any) -> Any:
-    """Copy what a batch consists of, as it lies in memory; without a graph."""
+    """Copy a leaf of a batch, with its memory layout and without its graph."""
     if not isinstance(leaf, torch.Tensor):
         return copy.deepcopy(leaf)
     spanned = 1 + sum((n - 1) * by for n, by in zip(leaf.shape, leaf.stride(), strict=True))

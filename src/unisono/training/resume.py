@@ -1,14 +1,14 @@
-"""Where does a run resume when it is started again? The leader looks, and everybody follows.
+"""Where does a run resume when it is started again? The leader decides, and all others follow.
 
-Is `directory` the same folder on all hosts, or one on each? Both do; found out, not asked.
+`directory` may be one folder that all hosts share, or one on each: Unisono finds out which.
 
 ::
 
-    shared   the leader writes checkpoints, and all read them
-    apart    the first worker of each host writes them all there, and its host reads them
+    shared   the leader writes checkpoints, and all workers read them
+    apart    the first worker of each host writes all of them there, and its host reads them
 
-Apart, hosts need not have the same ones: one may have been lost before it had written its copy, or
-be a new machine. The run goes on from the newest checkpoint that all have, with the same contents.
+Apart, hosts may have different checkpoints: one was lost before it wrote its copy, or is a new
+machine. The run continues from the newest checkpoint that all have with the same contents.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from unisono.training.run_context import RunContext, samples_seen
 
 
 def resume(run: RunContext, plan: LoopPlan) -> None:
-    """Resume from the newest checkpoint, at the first loop that it is not ahead of.
+    """Resume from the newest checkpoint, at the first loop that had not ended by then.
 
-    If it was made in a later loop, what this one ended with is put back, for what the program does
-    before the next; if that is not kept, the newest, as far as it fits. Collective: every rank
+    If a later loop wrote it, restore what this loop ended with, for what the program does before
+    the next one; if that is not kept, the newest state, as far as it fits. Collective: every rank
     calls it.
     """
     checkpoints, kept = run.checkpoints, run.kept
@@ -82,10 +82,10 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         kept.last = answer["last"]
         checkpoints.begin(kept.position.step)
         snapshot = None if found is None else found.snapshot
-        # What callbacks had changed in the dataset is put back with the rest.
+        # Before the state is restored, which undoes what callbacks had changed in the dataset.
         here = None if is_ahead else _data_here(run, plan)
         _put_back(run, checkpoints, answer, snapshot, is_ahead=is_ahead)
-        # The leader lets go of the files when all have read them.
+        # The leader releases the files once all have read them.
         run.replicated_calls.together(
             _PURPOSE, lambda: b"".join(run.team.gather(b"", _PURPOSE).values())
         )
@@ -107,7 +107,7 @@ def _data_here(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
 
 
 def _check_data(run: RunContext, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse other data than those of the checkpoint, unless the program's are to be taken."""
+    """Raise if the data differ from the checkpoint's, unless the program's are to be used."""
     try:
         line = other_data(there, here, takes_program=run.options.saving.options == OF_PROGRAM)
     except CheckpointError as error:
@@ -119,7 +119,7 @@ def _check_data(run: RunContext, there: Mapping[str, Any], here: Mapping[str, An
 
 
 def _told(run: RunContext) -> str:
-    """Hash what a run begins with: the first weights of each parameter, and options."""
+    """Hash what a run begins with: options, and the first weights of each parameter."""
     named = run.kept.model.named_parameters()
     few = {name: each.detach().reshape(-1)[:_FEW] for name, each in named if not is_lazy(each)}
     groups = run.kept.optimizer.param_groups
@@ -127,9 +127,9 @@ def _told(run: RunContext) -> str:
 
 
 def _refuse_anothers_weights(directory: Path) -> None:
-    """Refuse to give what another trainer of the program has trained as this one's.
+    """Raise CheckpointError, so that another trainer's result is not taken for this one's.
 
-    Whoever runs a cell again, or types, sees that there was nothing to do.
+    In notebooks and at a prompt, the user sees that there was nothing to do.
     """
     if in_notebook() or hasattr(sys, "ps1"):
         return
@@ -145,12 +145,12 @@ def _refuse_anothers_weights(directory: Path) -> None:
 def _find(
     run: RunContext, checkpoints: Checkpoints, plan: LoopPlan
 ) -> tuple[dict[str, Any], FoundCheckpoint | None]:
-    """Look, as the leader; give what the others need to know, and what was found."""
+    """Find the checkpoint, as the leader; return it, after what the others need to know."""
     kept = run.kept
     here = identity(plan.samples, run.fixed, run.device, is_kept=True)
     here[SAMPLES] = samples_seen(run, plan)
     if run.shards is None:
-        del here["shards"]  # the checkpoint's are taken
+        del here["shards"]  # those of the checkpoint are used
     try:
         found = checkpoints.find(
             plan.samples,
@@ -169,7 +169,7 @@ def _find(
     if found is None:
         return answer, None
     facts = found.snapshot.facts
-    if not run.is_ahead:  # else all has been said
+    if not run.is_ahead:  # otherwise all was reported
         for line in kept.recorded.told(facts["given"]):
             run.say(line)
     answer |= {name: facts[name] for name in ("position", "last")}
@@ -189,24 +189,24 @@ def _put_back(
     *,
     is_ahead: bool,
 ) -> None:
-    """Take over the state in a checkpoint, which the leader has read already."""
+    """Load the state of a checkpoint that the leader has already read."""
     try:
         if snapshot is None:
             snapshot = checkpoints.read(answer["path"], answer["held"])
     except CheckpointError:
-        # A replacement that comes late takes the state from the others.
+        # A replacement that is late takes the state from the others.
         if not run.team.is_replacement:
             raise
         return
     optimizer = run.kept.optimizer
-    # These copy the state into memory of their own when the loop begins, which is next.
+    # These copy the state into their own memory when the loop begins, which is next.
     lends = is_elementwise(optimizer) and issubclass(
         chosen(run.exchange, optimizer), SharedExchange
     )
-    # Until that later loop the program may still add to its optimizer, say.
+    # Until that later loop the program may still extend its optimizer, for example.
     with contextlib.suppress(*[CheckpointError] * is_ahead):
         hidden = run.kept.hidden
-        # What a later loop had changed, such as a count of loops, would mislead the next calls.
+        # What a later loop changed, such as a count of loops, would mislead the next calls.
         ours = hidden.pop(KEY, None) if answer["is_later"] else None
         run.kept.apply(snapshot, lends=lends and not is_ahead)
         run.kept.recorded.take(snapshot.facts["given"])
@@ -222,14 +222,14 @@ _FROM_LATER_WEIGHTS = (
     "loop over all steps, which gets its data from a dataset."
 )
 _PURPOSE = "run directory"
-_FEW = 64  # of a parameter
+_FEW = 64  # weights of a parameter
 
 
 def settle_directory(run: RunContext) -> None:
     """Find out whether hosts share the run directory; if not, agree on a checkpoint that all have.
 
-    Of a URL, the directory is brought up to what is there first. Collective: every rank calls it
-    before the leader looks for a checkpoint.
+    If `directory` is a URL, first update the local copy. Collective: every rank calls it before
+    the leader looks for a checkpoint.
     """
     checkpoints = run.checkpoints
     if checkpoints is None or not (checkpoints.url or len(run.team.hosts) > 1):
@@ -242,13 +242,13 @@ def settle_directory(run: RunContext) -> None:
 
 
 def newest_common(held: Sequence[Mapping[int, str]]) -> int | None:
-    """Find the newest checkpoint that all hosts have with the same digest, by step; None: none."""
+    """Return the newest step whose checkpoint all hosts have with the same digest, or None."""
     common = set.intersection(*(set(one.items()) for one in held))
     return max((step for step, _ in common), default=None)
 
 
 def _settle(run: RunContext) -> bytes:
-    """Return something if each host has a directory of its own."""
+    """Return something nonempty if each host has a separate directory."""
     team, checkpoints = run.team, run.checkpoints
     assert checkpoints is not None
     is_shared = len(team.hosts) == 1 or _is_shared(team, checkpoints.directory)
@@ -291,7 +291,7 @@ def _settle(run: RunContext) -> bytes:
 
 
 def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) -> str:
-    """Open the leader's URL, and return it. Collective."""
+    """Open the leader's URL and return it. Collective."""
 
     def open_it() -> str:
         try:
@@ -307,7 +307,7 @@ def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) ->
 
 
 def _is_shared(team: Team, directory: Path) -> bool:
-    """Return whether all hosts see what the leader writes there; only some: refused on all."""
+    """Return whether all hosts see what the leader writes there; raise if only some do."""
 
     def leave_mark() -> bytes:
         with contextlib.suppress(OSError):
@@ -319,7 +319,7 @@ def _is_shared(team: Team, directory: Path) -> bool:
 
     name = team.hear_leader(leave_mark, _PURPOSE).decode()
     if not name:
-        return True  # what is wrong there is said where the leader looks for a checkpoint
+        return True  # the leader's search for a checkpoint reports it
     mark = directory / name
     heard = team.gather(b"seen" if mark.exists() else b"", _PURPOSE)
     if team.is_leader:

@@ -66,7 +66,7 @@ EXTRA_STATE_KEY = "extra_state"
 @final
 @attributes_met("`Run`")
 class Run:
-    """A training run with a loop of your own: the same result on any number of workers.
+    """A training run with a custom loop: the same result on any number of workers.
 
     When a loop begins, all workers take the values of the leader, which is rank 0 unless it was
     lost. If a worker is killed, the others compute its shards. If it is killed during an update,
@@ -131,11 +131,11 @@ class Run:
             checkpoint=checkpoint,
         )
         model, optimizer = joined(model, optimizer)
-        context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
+        context().supervisor.tell(Ready())  # workers killed from now on are replaced
         replicated_calls = context().join()
         team = replicated_calls.team
         if options.shards is not None:
-            assign(options.shards, team.world.world_size)  # refuses too few
+            assign(options.shards, team.world.world_size)  # raises if there are too few
         self.device = device_of_run(model, options, team.world)
         check_contents(model, optimizer, self.device)
         check_names(optimizer, options)
@@ -164,7 +164,7 @@ class Run:
             "clip_norm": options.clip_norm,
             "clip_value": options.clip_value,
             **fixed_by(model, optimizer),
-            "grad_scaler": rules.get("", rules) or None,  # by optimizer, where there are several
+            "grad_scaler": rules.get("", rules) or None,  # by optimizer, if there are several
         }
         if not self.device.is_host:
             fixed["exact"] = options.exact
@@ -209,17 +209,17 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model; for another one, make another run."""
+        """The model. For another model, create another run."""
         return self._context.kept.model
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer; for another one, make another run."""
+        """The optimizer. For another optimizer, create another run."""
         return self._context.kept.optimizer
 
     @property
     def position(self) -> Position:
-        """How far the run has come."""
+        """How far the run has come: step, epoch and batch."""
         return self._context.kept.position
 
     @property
@@ -228,7 +228,7 @@ class Run:
 
         Objects must have ``state_dict`` and ``load_state_dict``, as learning rate schedules do. Add
         them before the first loop. The state is restored from checkpoints, in replacements of lost
-        workers, and in repeated steps. The modules' `get_extra_state` is saved without your doing.
+        workers, and in repeated steps. The modules' `get_extra_state` is saved automatically.
         """
         return self._context.kept.state
 
@@ -247,7 +247,7 @@ class Run:
 
     @property
     def has_joined(self) -> bool:
-        """Whether this worker has joined the newest loop as, or together with, a replacement."""
+        """Whether this worker joined the newest loop as a replacement, or together with one."""
         return self._context.has_joined
 
     @property
@@ -275,8 +275,8 @@ class Run:
         those of :meth:`unisono.Trainer.fit`.
 
         Raises:
-            TypeError: the dataset has no samples or no length, or a number is not whole.
-            ValueError: a number does not fit.
+            TypeError: the dataset has no samples or no length, or a number is not an integer.
+            ValueError: a number is not valid.
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
@@ -295,22 +295,22 @@ class Run:
     def stop(self) -> None:
         """End the current loop after the current step, as if that were its last.
 
-        Collective: every rank calls it, in the same step. The run has ended then: `steps` yields
-        nothing more, also after a restart from its checkpoint, until :meth:`go_on` is called.
+        Collective: every rank calls it, in the same step. The run is then over: `steps` yields
+        nothing more, even after a restart from its checkpoint, until :meth:`go_on` is called.
         """
         self.last["stopped_at"] = self.position.step
         self._context.goes_on = False
 
     def go_on(self) -> None:
-        """Undo `stop`, also one from before the program was started again. Collective."""
+        """Undo `stop`, including one from before a restart of the program. Collective."""
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
 
     def digest(self) -> str:
-        """Hash parameters, buffers and optimizer state; equal digests mean equal bits.
+        """Return a hash of parameters, buffers and optimizer state; equal hashes mean equal bits.
 
-        Any rank may call it, alone or with others. Only in a loop whose optimizer one worker runs
-        for all (it is not element-wise, and workers share parameters), it is collective.
+        Any rank may call it, alone or with others. It is collective only in a loop in which one
+        worker runs the optimizer for all (it is not element-wise, and workers share parameters).
 
         Returns:
             64 hexadecimal digits.

@@ -1,7 +1,7 @@
-"""What the parts of one run share: its state, its workers, its checkpoints, its observer.
+"""What the parts of one run share: its state, workers, checkpoints and observer.
 
-The order of samples that a sampler says is compared by its hash: between the workers when an epoch
-begins, and with the one that the epoch has begun in when a run goes on in the midst of it.
+Hashes of a sampler's order are compared: between workers when an epoch begins, and with the order
+in which the epoch began when a run resumes in the middle of one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from unisono.training.options import RunOptions
 
 
 class Observer:
-    """Follows a run; this one is for custom training loops and prints what is to be said."""
+    """Observes a run; this base class serves custom training loops and prints all lines."""
 
     runs_program_code = True
     own_callbacks: Mapping[str, Any] = MappingProxyType({})
@@ -49,54 +49,54 @@ class Observer:
         say(line)
 
     def begin(self) -> None:
-        """Called on every worker in a loop, before its first step there."""
+        """Called on every worker before its first step in a loop."""
 
     def before_snapshot(self) -> None:
         """Called on every worker before the state of the run is copied."""
 
     def before_pause(self) -> None:
-        """Called on every worker before all stop between two steps, maybe for good."""
+        """Called on every worker before all pause between two steps, possibly for good."""
 
 
 @final
 @dataclass(slots=True)
 class RunContext:
-    """One run, as its parts see it."""
+    """What the parts of one run share."""
 
     options: RunOptions  # what the program passed
-    kept: RunState  # how far the run has come, and all that is saved with it
+    kept: RunState  # the run's progress, and everything saved with it
     team: Team  # the workers
-    replicated_calls: ReplicatedCalls  # what they have done together
-    scaling: Mapping[str, LossScaling]  # how losses are scaled, by the names of optimizers
-    fixed: dict[str, Any]  # what fixes the run's bits, by name, beside samples and versions
-    is_unseeded: bool  # random numbers were drawn without a seed before the run was made
-    exchange: str  # the name of what sums gradients
-    device: Device  # where this worker computes
-    shards: int | None  # S; None before the first loop, if the program has left it out
-    checkpoints: Checkpoints | None = None  # where they go; None: nowhere
-    observer: Observer = field(default_factory=Observer)  # who follows the run now
-    # computes a batch's loss; None in loops where the program does that
+    replicated_calls: ReplicatedCalls  # results of what they did together
+    scaling: Mapping[str, LossScaling]  # loss scaling, by optimizer name
+    fixed: dict[str, Any]  # determines the bits, besides samples and versions
+    is_unseeded: bool  # random numbers were drawn without a seed before the run was created
+    exchange: str  # the name of the exchange that sums gradients
+    device: Device  # of this worker
+    shards: int | None  # S; None before the first loop if the program did not set it
+    checkpoints: Checkpoints | None = None  # None: the run has no directory
+    observer: Observer = field(default_factory=Observer)  # observes the run now
+    # computes a batch's loss; None in loops where the program does
     loss: Callable[[nn.Module, Any], Any] | None = None
-    frame: FrameType | None = None  # of the program's own loop, while it is under way
-    functions: Sequence[Any] = ()  # what of the program runs in the loop's passes, as far as known
-    engine: StepEngine | None = None  # computes the steps of the loop under way
+    frame: FrameType | None = None  # of the program's own loop, while it runs
+    functions: Sequence[Any] = ()  # the program's, called in the loop's passes, as far as known
+    engine: StepEngine | None = None  # computes the steps of the current loop
     memory: RunMemory | None = None  # of the newest loop
-    seen: tuple[int, dict[str, str]] | None = None  # of the data set of a loop, by its number
-    plan: SamplePlan | None = None  # which samples the epoch under way has
-    has_resumed: bool = False  # no checkpoint is to be looked for any more
+    seen: tuple[int, dict[str, str]] | None = None  # loop number, dataset fingerprint
+    plan: SamplePlan | None = None  # the samples of the current epoch
+    has_resumed: bool = False  # a checkpoint was loaded, or there is none
     has_joined: bool = False  # see `unisono.Run`
-    is_ahead: bool = False  # likewise
+    is_ahead: bool = False  # see `unisono.Run`
     program_kept: KeptProgram | None = None  # what the program changes between steps
-    num_loops: int = 0  # that the program has come to
-    loop: str = ""  # tells the newest of them apart when the program is started again
+    num_loops: int = 0  # that the program has reached
+    loop: str = ""  # identifies the newest loop across restarts
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
-    are_mixed: bool | None = None  # whether devices compute other bits; None before the first loop
-    loops_seen: frozenset[Any] = frozenset()  # the code of the program's own, and where in it
-    told: set[str] = field(default_factory=set)  # what is said once in a run, and has been said
+    are_mixed: bool | None = None  # whether devices compute different bits; None before a loop
+    loops_seen: frozenset[Any] = frozenset()  # the program's own, by code and position
+    told: set[str] = field(default_factory=set)  # lines shown, of those shown once in a run
 
     @property
     def program(self) -> dict[str, Any]:
-        """What of the program runs in a step, by name."""
+        """The program's objects that take part in a step, by name."""
         kept = self.kept
         return {
             "loss": self.functions,
@@ -115,21 +115,21 @@ class RunContext:
         self.observer.say(line)
 
     def say_once(self, line: str) -> None:
-        """Show one line in the whole run, if this is the worker that speaks for all."""
+        """Show one line once in the whole run, if this worker speaks for all."""
         if line not in self.told:
             self.told.add(line)
             if self.team.position == 0 and not self.replicated_calls.is_behind:
                 self.say(line)
 
     def has_begun(self) -> None:
-        """Have the program go on from where it was, once a loop has begun on this worker."""
+        """Restore what the program keeps itself, once a loop has begun on this worker."""
         drawn, passes = None, None if self.engine is None else self.engine.passes
         if self.program_kept is not None:
             is_alone = passes is None or self.has_joined or self.replicated_calls.is_behind
             drawn_now = list if passes is None else passes.drawn
             team = None if is_alone else self.team
             drawn = self.program_kept.has_begun(self.num_loops, drawn_now, team)
-        if passes is not None:  # else others have done all steps of the loop
+        if passes is not None:  # None: other workers have done all steps
             passes.draw_on(drawn, self.kept.position.step)
 
     @property
@@ -139,23 +139,23 @@ class RunContext:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether torch is to choose deterministic kernels; on the CPU they are."""
+        """Whether torch must use deterministic kernels; those of the CPU are."""
         return self.options.exact and not self.device.is_host
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the run was stopped where it stands."""
+        """Whether the run has reached the step at which it was stopped."""
         stopped_at = self.kept.last.get("stopped_at")
         return isinstance(stopped_at, int) and self.kept.position.step >= stopped_at
 
     def plan_loop(self, reading: Reading, epochs: int | None, steps: int | None) -> LoopPlan:
-        """Plan a loop over a dataset; raises as :func:`plan_samples` does."""
+        """Return the plan of a loop over a dataset; raises as :func:`plan_samples` does."""
         seed = self.options.seed
         samples = plan_samples(reading, self.shards, seed, steps, may_be_endless=epochs is None)
         return LoopPlan(reading, samples, Totals(epochs, steps))
 
     def plan_pass(self, reading: Reading) -> SamplePlan:
-        """Plan one pass without training; raises as :func:`plan_samples` does."""
+        """Return the plan of a pass without training; raises as :func:`plan_samples` does."""
         whole = plan_samples(reading, 1, self.options.seed)
         if whole.cuts is not None:
             check_covers(whole, length_of(reading.dataset))
@@ -164,7 +164,7 @@ class RunContext:
         return replace(whole, batch_size=batch_size, shards=shards, in_blocks=True)
 
     def is_over(self, totals: Totals) -> bool:
-        """Return whether the run goes no further."""
+        """Return whether the run has nothing left to do."""
         return self.is_ahead or self.is_stopped or totals.are_reached(self.kept.position)
 
 
@@ -176,9 +176,9 @@ def plan_samples(
     *,
     may_be_endless: bool = False,
 ) -> SamplePlan:
-    """Plan which samples are computed where; S may follow from the batch size.
+    """Return which samples are computed where; S may follow from the batch size.
 
-    `steps`: how many are needed of a sampler that may have no end.
+    `steps`: how many steps to read from a sampler that may be endless.
     """
     dataset, shuffle, sampler = reading.dataset, reading.shuffle, reading.sampler
     if reading.batch_sampler is not None:
@@ -222,7 +222,7 @@ def plan_samples(
 def _cut_plan(
     reading: Reading, batch_sampler: Sampler, shards: int | None, seed: int, steps: int | None
 ) -> SamplePlan:
-    """Plan the batches that a batch sampler cuts."""
+    """Return the plan for the batches of a batch sampler."""
     length = length_of(reading.dataset)
     if is_stream(reading.dataset) or not length:
         raise ValueError(
@@ -232,7 +232,7 @@ def _cut_plan(
         )
     order = EpochOrder(batch_sampler, seed, length, in_batches=True, needed=steps)
     starts = order.starts(0)
-    # As many samples as the dataset has are read in any case.
+    # The mean over one dataset's length, which is read in any case.
     most = starts[: int((starts <= max(length, int(starts[1]))).sum())]
     mean_size = int(most[-1]) // (len(most) - 1)
     return SamplePlan(
@@ -250,7 +250,7 @@ def _cut_plan(
 
 
 def check_covers(plan: SamplePlan, length: int) -> None:
-    """Refuse batches of an evaluation that leave samples out, or take some twice."""
+    """Raise ValueError if batches of an evaluation omit samples, or repeat some."""
     order = plan.order(0)
     assert order is not None
     counts = torch.bincount(order.clamp(max=length), minlength=length)
@@ -265,7 +265,7 @@ def check_covers(plan: SamplePlan, length: int) -> None:
 
 
 def no_epochs(name: str) -> ValueError:
-    """Refuse an interval in epochs for a stream that does not say how many samples it has."""
+    """Return the error for an interval in epochs if a stream has no length."""
     return ValueError(
         f"`{name}` must be in steps where the dataset has no length, as then no epoch ends, but is "
         f"in epochs: count steps, or give the dataset a `__len__`."
@@ -273,14 +273,14 @@ def no_epochs(name: str) -> ValueError:
 
 
 def samples_seen(run: RunContext, plan: LoopPlan) -> dict[str, str]:
-    """Look at a few samples of the loop's data set, before anything is put back; once a loop."""
+    """Return a fingerprint of the loop's dataset, taken once per loop, before state is restored."""
     if run.seen is None or run.seen[0] != run.num_loops:
         run.seen = run.num_loops, samples_now(plan)
     return run.seen[1]
 
 
 def samples_now(plan: LoopPlan) -> dict[str, str]:
-    """Look at a few samples of the loop's data set, as epoch 0 has them."""
+    """Return a fingerprint of a few samples of the loop's dataset, as in epoch 0."""
     reading = plan.reading
     return fingerprint_of_data(
         reading.dataset,
@@ -293,10 +293,10 @@ def samples_now(plan: LoopPlan) -> dict[str, str]:
 
 
 def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
-    """Return what tells the order that a sampler gives for an epoch from others; empty without one.
+    """Return what identifies a sampler's order in an epoch; empty without a sampler.
 
-    One without an end was read as far as the call needs it, and another call reads more or less:
-    beginnings of it are told.
+    An endless sampler is read as far as the call needs it, and other calls read more or less, so
+    prefixes of its order are compared.
     """
     if samples.sampler is None:
         return {}
@@ -312,7 +312,7 @@ def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
 
 
 def check_order(run: RunContext, samples: SamplePlan) -> None:
-    """Refuse to go on in the midst of an epoch in another order than it has begun in."""
+    """Raise MismatchError if a run resumes in mid-epoch, and the sampler's order has changed."""
     position = run.kept.position
     order, begun = facts_of_order(samples, position.epoch), run.kept.last.get("order", {})
     if position.batch and any(begun.get(name, told) != told for name, told in order.items()):
@@ -331,7 +331,7 @@ def check_order(run: RunContext, samples: SamplePlan) -> None:
 
 
 def begin_epoch(run: RunContext, samples: SamplePlan, *, is_agreed: bool) -> None:
-    """Begin the epoch of the next step. Collective, unless its order is agreed on."""
+    """Begin the epoch of the next step. Collective, unless the order is already agreed on."""
     order = facts_of_order(samples, run.kept.position.epoch)
     if order:
         if not is_agreed:

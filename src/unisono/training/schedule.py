@@ -1,7 +1,7 @@
 """When does a schedule of learning rates step, and when is a run validated?
 
-Steps and epochs are those of the run, whatever the number of workers, so the rates are too. The
-schedule, and what was found where, are kept with the run: so whoever joins it or takes it up
+Steps and epochs are those of the run, whatever the number of workers, and so are the rates. The
+schedule and the newest validation are saved with the run, so a worker that joins or resumes it
 validates where the others do.
 """
 
@@ -55,12 +55,12 @@ class ScheduleUnderWay:
             )
 
     def check(self, num_steps: int, num_epochs: int) -> str:
-        """Look ahead: refuse a schedule that is too short; say if it seems to count the other."""
+        """Raise ValueError if the schedule is too short; return a warning if its unit is odd."""
         scheduler = self._scheduler
         if scheduler is None or self.needs_validation:
             return ""
         first = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
-        num_done = int(getattr(first, "last_epoch", 0))  # a chain does not count itself
+        num_done = int(getattr(first, "last_epoch", 0))  # a chain has no count
         calls = num_done + (num_epochs if self.counts_epochs else num_steps)
         if isinstance(scheduler, OneCycleLR) and calls > scheduler.total_steps:
             raise ValueError(
@@ -76,28 +76,28 @@ class ScheduleUnderWay:
         )
 
     def after_step(self) -> None:
-        """Take notice of a step that is done."""
+        """Step the schedule after a step, if it counts steps."""
         if self._scheduler is not None and self._interval == "step":
             self._scheduler.step()
 
     def after_epoch(self) -> None:
-        """Take notice of an epoch that is done."""
+        """Step the schedule after an epoch, if it counts epochs."""
         if self._scheduler is not None and self.counts_epochs:
             self._scheduler.step()
 
     def after_validation(self, means: Mapping[str, Any]) -> None:
-        """Take notice of what a validation found."""
+        """Step a ReduceLROnPlateau with the means of a validation."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(monitored(means, self.monitor))
 
 
 def _counts_steps(scheduler: Any, num_steps: int, num_epochs: int) -> str:
-    """Describe why a schedule seems to count steps, not epochs; empty if it does not."""
+    """Return why a schedule seems to count steps, not epochs; empty if it does not."""
     if not any(group["lr"] for group in scheduler.optimizer.param_groups):
         return "the learning rate is 0 for the whole first epoch"
     lasts = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
     if isinstance(scheduler, LambdaLR):
-        with contextlib.suppress(Exception):  # functions of the program
+        with contextlib.suppress(Exception):  # the program's functions may raise
             for of in scheduler.lr_lambdas:
                 if of(num_steps) == 0 and of(num_steps - 1) and of(num_epochs):
                     lasts.append(num_steps)
@@ -114,7 +114,7 @@ Means = dict[str, Any]
 
 
 def sets_by_name(validate: Any) -> Mapping[str, Any]:
-    """Return the data sets to validate on, by name; one alone has the empty name."""
+    """Return the datasets to validate on, by name; a single one has the empty name."""
     if validate is None:
         return {}
     if not isinstance(validate, Mapping) or 0 in validate:
@@ -151,7 +151,7 @@ class Validation:
             )
 
     def must_be(self, for_what: str, monitor: str) -> None:
-        """Refuse to go on where something looks at what is not there: a dataset, or one of them."""
+        """Raise ValueError if there is no validation, or none on the dataset in `monitor`."""
         if not self.has_data:
             raise ValueError(
                 f"`validate` must be given for {for_what}, which looks at validations, but is "
@@ -166,9 +166,9 @@ class Validation:
         self._monitors += [monitor] if monitor else []
 
     def check_monitors(self, means: Mapping[str, Any]) -> None:
-        """Refuse a name to look at that no validation gives, after the first step. Collective.
+        """Raise if no validation returns a monitored name; called after the first step. Collective.
 
-        A name that the step has not either may be of validations alone: one is made to see.
+        A name that the step's means lack may exist in validations alone: one is run to find out.
         """
         assert self._compute is not None or not self._monitors
         known = {*means, *self._computed}
@@ -179,41 +179,41 @@ class Validation:
                 monitored(found, name)
 
     def look(self) -> Means:
-        """Validate, and keep nothing. Collective."""
+        """Validate without recording the result. Collective."""
         assert self._compute is not None, "only where there is something to validate on"
         return self._compute()
 
     def begin(self) -> None:
-        """Begin a loop, after the run has taken up what it goes on from."""
+        """Begin a loop, after the run has restored its state."""
         self._run.last.update(validation=None, validated_at=None)
 
     @property
     def newest(self) -> Means | None:
-        """What has been found after the step that was done last; None if nothing was."""
+        """The means of a validation after the last step; None if there was none."""
         last: dict[str, Any] = self._run.last
         is_new = last["validated_at"] == self._position.step
         return last["validation"] if is_new else None
 
     def is_due(self) -> bool:
-        """Return whether it is time, after a step that is done."""
+        """Return whether a validation is due after the last step."""
         position = self._position
         ended = position.epoch if position.batch == 0 else 0
         return self._every.is_due(steps=position.step, epoch_ended=ended, seconds=0.0)
 
     def compute(self) -> Means:
-        """Validate now. Collective."""
+        """Validate and record the result. Collective."""
         means = self.look()
         self._run.last.update(validation=means, validated_at=self._position.step)
         return means
 
 
 _LEFT = "conclusions"
-"""In ``run.last``: steps done by a call that failed in conclusions, those drawn, who missed it."""
+"""In ``run.last``: steps done when a call failed, the last :class:`Drawn`, callbacks left out."""
 
 
 @final
 class Drawn(enum.IntEnum):
-    """The conclusion of a step that was drawn last."""
+    """The last action that followed a step."""
 
     NONE = 0
     STEP = 1  # in the schedule, if it counts steps
@@ -221,7 +221,7 @@ class Drawn(enum.IntEnum):
     EPOCH = 3  # in the schedule, if it counts epochs
 
 
-# Where callbacks may fail behind each.
+# The callbacks' method that may fail after each.
 _MOMENTS = {
     Drawn.NONE: "on_step_end",
     Drawn.VALIDATION: "on_validation",
@@ -231,10 +231,10 @@ _MOMENTS = {
 
 @final
 class Conclusions:
-    """What follows from a step, beside what callbacks make of it; `drawn` is the last one.
+    """The actions that follow a step, besides those of callbacks; `drawn` is the last one done.
 
-    Where one fails, a checkpoint has the step, and which are left: who goes on from there begins
-    with them. Of callbacks, those behind the one that failed miss that moment, which is told.
+    If one fails, a checkpoint records the step and what is left: the run resumes with the rest.
+    The callbacks after a failed one miss that moment, and a message says so.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Conclusions:
         self.drawn: Drawn | None = None
 
     def check(self, plan: LoopPlan, end_step: int) -> str:
-        """Look ahead, before the steps of a loop; see :meth:`ScheduleUnderWay.check`."""
+        """Check the schedule before the steps of a loop; see :meth:`ScheduleUnderWay.check`."""
         position, num_epochs = self._position, 0
         if not plan.samples.is_endless:
             num_batches = plan.totals.num_batches(plan.samples, position)
@@ -260,12 +260,12 @@ class Conclusions:
         return self._schedule.check(end_step - position.step, num_epochs)
 
     def begin(self) -> None:
-        """Begin a loop, after the run has taken up what it goes on from."""
+        """Begin a loop, after the run has restored its state."""
         if self.left is None:
             self._validation.begin()
 
     def draw(self, drawn: Drawn = Drawn.NONE) -> bool:
-        """Draw those of the step that was done last, behind `drawn`; tell if it ended an epoch."""
+        """Do what follows the last step, after `drawn`; return whether it ended an epoch."""
         position = self._position
         self.drawn, has_ended = drawn, position.batch == 0
         if drawn < Drawn.STEP:
@@ -285,20 +285,20 @@ class Conclusions:
         return has_ended
 
     def note_left(self) -> None:
-        """Note what was drawn, as the call fails."""
+        """Record what was done when the call fails."""
         if self.drawn is not None:
             behind = self._callbacks.behind(_MOMENTS[self.drawn]) if self.drawn in _MOMENTS else []
             self._run.last[_LEFT] = [self._position.step, self.drawn, behind]
 
     @property
     def left(self) -> Drawn | None:
-        """What an earlier call had drawn when it failed, if it did here."""
+        """The last action of an earlier call that failed at this step; None if none did."""
         step, drawn, _ = self._run.last.get(_LEFT, (-1, 0, []))
         is_here = step == self._position.step and not self._run.is_ahead
         return Drawn(drawn) if is_here else None
 
     def draw_left(self) -> None:
-        """Draw what an earlier call has left."""
+        """Do what an earlier call has left."""
         if (drawn := self.left) is not None:
             step, _, behind = self._run.last[_LEFT]
             if behind:

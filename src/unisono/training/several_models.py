@@ -1,6 +1,6 @@
-"""A run of several models, optimizers or devices: what it takes, and as what its parts see it.
+"""A run of several models, optimizers or devices: what it accepts, and how its parts see it.
 
-Models become the children of one, under their names; so parameters, buffers and checkpoints are
+Models become the children of one, under their names, so parameters, buffers and checkpoints are
 those of one model. Optimizers become one that has all their state.
 """
 
@@ -27,7 +27,7 @@ Optimizers = Optimizer | Mapping[str, Optimizer]
 
 
 def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
-    """Make one model of several, and one optimizer; refuses what cannot be joined."""
+    """Return one model and one optimizer made of several; raise if they cannot be joined."""
     if isinstance(optimizer, Mapping):
         _check_named("optimizer", optimizer, Optimizer)
         optimizer = SeveralOptimizers(optimizer)
@@ -43,7 +43,7 @@ def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
 
 
 def check_names(optimizer: Optimizer, options: RunOptions) -> None:
-    """Refuse, with a ValueError, an option for an optimizer that there is not."""
+    """Raise ValueError if an option names an optimizer that the run does not have."""
     names = members_of(optimizer)
     for option in PER_OPTIMIZER:
         given = getattr(options, option)
@@ -58,7 +58,7 @@ def check_names(optimizer: Optimizer, options: RunOptions) -> None:
 
 
 def check_one_model(model: Any) -> None:
-    """Refuse, with a TypeError, several models where one loss trains one."""
+    """Raise TypeError for several models, of which one loss cannot train each."""
     _check_no_tensors(model)
     if isinstance(model, Mapping):
         raise TypeError(
@@ -68,7 +68,7 @@ def check_one_model(model: Any) -> None:
 
 
 def _check_no_tensors(model: Any) -> None:
-    """Refuse, with a TypeError, parameters without a module, as of an ensemble under vmap."""
+    """Raise TypeError for parameters without a module, such as an ensemble for vmap."""
     if isinstance(model, Mapping) and any(isinstance(v, torch.Tensor) for v in model.values()):
         raise TypeError(
             "`model` must be a torch.nn.Module, but is a dict of tensors: register them, as in "
@@ -79,7 +79,7 @@ def _check_no_tensors(model: Any) -> None:
 
 
 def check_members(names: Collection[str], chosen: tuple[str, ...]) -> None:
-    """Refuse, with a ValueError, what are no names of a run's optimizers, each once."""
+    """Raise ValueError unless the names are those of a run's optimizers, without repetition."""
     wrong = [name for name in chosen if name not in names]
     if wrong or not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(
@@ -106,7 +106,7 @@ def _check_named(what: str, given: Mapping[Any, Any], kind: type) -> None:
 
 
 def _check_owners(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse a parameter that two optimizers update."""
+    """Raise ValueError if two optimizers update one parameter."""
     names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
     owners: dict[int, str] = {}
     for owner, member in members_of(optimizer).items():
@@ -121,7 +121,7 @@ def _check_owners(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _check_trained(models: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
-    """Refuse a model that nobody updates and that is not frozen."""
+    """Raise ValueError for a model that no optimizer updates and that is not frozen."""
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, model in models.items():
         parameters = list(model.parameters())
@@ -142,7 +142,7 @@ Compute = Callable[[nn.Module, Any], Any]
 
 
 def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device:
-    """Find where a worker computes: where its model is split to, or as the options say."""
+    """Return the device of a worker: where its model is split to, or what the options say."""
     split = split_of(model) if isinstance(model, nn.Module) else None
     if split is None:
         check_not_split_within(model)
@@ -152,7 +152,7 @@ def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device
 
 
 def check_not_split_within(model: Any) -> None:
-    """Refuse a model of which a part alone is split, with ValueError."""
+    """Raise ValueError for a model of which only a part is split."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         if split_of(module) is not None:
             raise ValueError(
@@ -162,7 +162,7 @@ def check_not_split_within(model: Any) -> None:
 
 
 def check_split_before(model: nn.Module, device: Device) -> None:
-    """Refuse a model that was split since its run was made, on `device`, with ValueError."""
+    """Raise ValueError for a model that was split after its run was created on `device`."""
     split = split_of(model)
     there = {device.torch} if split is None else set(split.devices)
     if there != {part.torch for part in device.parts}:
@@ -173,7 +173,7 @@ def check_split_before(model: nn.Module, device: Device) -> None:
 
 
 def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
-    """Have a model where it is to be computed, and the optimizer's state with it."""
+    """Move a model, and its optimizer's state, to where it is computed."""
     split = split_of(model)
     if split is not None:
         split.place(model)
@@ -182,7 +182,7 @@ def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
 
 
 def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> Compute:
-    """Have a function go over a split model's devices; its result may come to the first."""
+    """Return a function that uses a split model's devices; its result may go to the first."""
     split = split_of(model)
     if split is None:
         return compute

@@ -1,4 +1,4 @@
-"""Before the first step of a loop: where does the run resume, and do all workers mean the same?"""
+"""Before the first step of a loop: where does the run resume, and do all workers agree?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.resume import resume
 from unisono.training.run_context import RunContext, facts_of_order, samples_now, samples_seen
 
-_MANY = 4  # cores, of which one is not enough
+_MANY = 4  # cores from which using one is reported
 _IN_EVAL = (
     "every layer of the model is in `eval()` mode and stays so: dropout is off, and BatchNorm uses "
     "its averages; to train as usual, call `model.train()` before"
@@ -34,7 +34,7 @@ _IN_EVAL = (
 
 
 def start(run: RunContext, plan: LoopPlan) -> None:
-    """Bring a run to where the loop begins, and see that all workers begin the same. Collective."""
+    """Move a run to where the loop begins, and check that all workers agree. Collective."""
     run.num_loops += 1
     totals = plan.totals
     run.loop = f"loop {run.num_loops}, epochs={totals.epochs}, steps={totals.steps}"
@@ -72,7 +72,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
 
 
 def _check_trainable(run: RunContext) -> None:
-    """Refuse a loop that can change nothing."""
+    """Raise ValueError if a loop can change nothing."""
     if not any(parameter.requires_grad for parameter in run.kept.model.parameters()):
         raise ValueError(
             "the model must have parameters to train, but all have `requires_grad=False`: call "
@@ -81,7 +81,7 @@ def _check_trainable(run: RunContext) -> None:
 
 
 def _fix_shards(run: RunContext, samples: SamplePlan) -> None:
-    """Keep S for the whole run: a program that leaves it out has that of its first loop."""
+    """Fix S for the whole run: a program that leaves it out keeps that of its first loop."""
     if run.shards is None:
         is_default = samples.shards == default_shards(samples.batch_size)
         because = f", the default for `batch_size={samples.batch_size}`" if is_default else ""
@@ -90,7 +90,7 @@ def _fix_shards(run: RunContext, samples: SamplePlan) -> None:
 
 
 def tell_over(run: RunContext, totals: Totals) -> None:
-    """Report why a loop gives nothing, unless that is said elsewhere."""
+    """Report why a loop yields nothing, unless that is reported elsewhere."""
     position = run.kept.position
     if run.team.position or run.is_ahead:
         return
@@ -116,7 +116,7 @@ def tell_over(run: RunContext, totals: Totals) -> None:
 
 
 def _tell_unseeded(run: RunContext) -> None:
-    """Report once that weights are others in each start, where this is a start."""
+    """Report once, at a start, that weights differ from start to start."""
     if not run.is_unseeded or run.kept.position.step or run.is_ahead or "unseeded" in notices():
         return
     if run.team.position == 0 and not run.replicated_calls.is_behind:
@@ -130,7 +130,7 @@ def _tell_unseeded(run: RunContext) -> None:
 
 
 def _tell_hashes(run: RunContext) -> None:
-    """Report once that hashes of texts differ in each start, where the program's file has any."""
+    """Report once that hashes of strings differ between starts, if the program uses any."""
     is_fixed = os.environ.get("PYTHONHASHSEED", "random") != "random"
     if is_fixed or run.is_ahead or run.team.position or "hashes" in notices():
         return
@@ -145,7 +145,7 @@ def _tell_hashes(run: RunContext) -> None:
 
 
 def _tell_cores(run: RunContext, num_shards: int) -> None:
-    """Report once that a program that nobody launched uses one core of many."""
+    """Report once that a program without a launcher uses one core of many."""
     num_cores = len(os.sched_getaffinity(0))
     num_workers = min(num_cores, num_shards)
     is_chosen = THREADS_VARIABLE in os.environ or not run.device.is_host
@@ -162,7 +162,7 @@ def _tell_cores(run: RunContext, num_shards: int) -> None:
 
 
 def _tell_what_a_loss_costs(run: RunContext) -> None:
-    """Report once what is lost with a worker that nobody replaces, and what would replace it."""
+    """Report once what is lost with a worker that is not replaced, and what would replace it."""
     here, hosts, file = run.team.world, len(run.team.hosts), _file_of_program()
     is_launched = run.team.supervisor.hears_signals and here.world_size > 1 and file
     if run.checkpoints is None or not is_launched or torch.distributed.is_initialized():
@@ -217,10 +217,10 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
 
 
 def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
-    """Look at the data set, where there are other workers to compare it with."""
+    """Return a fingerprint of the dataset, if there are other workers to compare it with."""
     length = length_of(plan.reading.dataset)
     if run.team.size == 1 or run.is_ahead:
         return {"dataset length": length}
-    # What a callback has changed in the data set has been put back in a resumed run.
+    # In a resumed run, callbacks' changes to the dataset have been restored.
     seen = samples_now(plan) if run.kept.position.step else samples_seen(run, plan)
     return {"dataset length": length, **seen}

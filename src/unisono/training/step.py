@@ -1,4 +1,4 @@
-"""One step, as the loop's body sees it: this worker's shards, and a place to leave their losses."""
+"""One step, as the loop's body sees it: this worker's shards, and where their losses go."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from unisono.training.whole_batch import (
     rows_of_batch,
 )
 
-AT_FIRST, EVERY = 2, 1024  # steps that are looked at closely
+AT_FIRST, EVERY = 2, 1024  # steps that run the expensive checks
 
 
 def is_due(num_looks: int, step: int) -> bool:
-    """Return whether a step is one in which a loop is looked at closely."""
+    """Return whether a step runs the expensive checks of a loop."""
     return num_looks < AT_FIRST or step & (step - 1) == 0 or step % EVERY == 0
 
 
 @attributes_met("the step")
 class Step(DoneStep):
-    """One global batch and the update that it leads to. Made by ``Run.steps``.
+    """One global batch and its update. Created by ``Run.steps``.
 
-    Used as ``with step:``; when the block ends, gradients are summed and parameters updated. With
-    several optimizers it may have blocks within it that update some; see :meth:`update`. Its
-    results are there after the block, as :class:`unisono.callbacks.DoneStep` has them.
+    Use it as ``with step:``; when the block ends, gradients are summed and parameters updated. With
+    several optimizers it may contain blocks that update some of them; see :meth:`update`. After the
+    block it has the results of a :class:`unisono.callbacks.DoneStep`.
 
     Attributes:
-        is_done: after the step's block: whether it counts. False where a worker was lost in the
-            midst of it: the step, and maybe some before it, will come again. Until then, means are
-            those of the last step that was done; NaN if there is none.
+        is_done: after the step's block: whether the step counts. False if a worker was lost during
+            the step: it will be repeated, and possibly some steps before it. Until then, means are
+            those of the last finished step; NaN if there is none.
     """
 
     rehearse: Callable[[], BodyRehearsal] | None = None
@@ -75,7 +75,7 @@ class Step(DoneStep):
         self._engine.passes.leave_shards()
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
         self._entered = self._is_finished = self.is_gathered = False
-        self._kept: dict[int, Any] = {}  # batches that were read before, by shard
+        self._kept: dict[int, Any] = {}  # batches already read, by shard
         self._begin()
 
     def _begin(self) -> None:
@@ -95,29 +95,29 @@ class Step(DoneStep):
 
     @property
     def indices(self) -> list[int]:
-        """The samples of the global batch, by their numbers in the dataset, in its order."""
+        """The dataset indices of the samples in the global batch, in order."""
         whole = BatchRows(self._plan, self.batch)
         (indices,) = whole.joined({v: [torch.tensor(self._indices(v))] for v in whole.shards})
         return list(map(int, indices))
 
     @property
     def waiting(self) -> tuple[int, int, float]:
-        """The shard whose batch is given out, its samples, and their part of the global batch's."""
+        """The shard being computed, its number of samples, and their part of the global batch."""
         shard = self._waiting
         assert shard is not None
         return shard, self._shard_sizes[shard], self._shard_sizes[shard] / self.num_samples
 
     @property
     def newest(self) -> tuple[int, int]:
-        """The shard whose batch was given out last, and its samples."""
+        """The shard whose batch was yielded last, and its number of samples."""
         return self._newest, self._shard_sizes[self._newest]
 
     @property
     def shards(self) -> Iterator[Any]:
-        """The batches of the shards that this worker computes, one after the other.
+        """The batches of this worker's shards, one after another.
 
-        Before each one is given out, generators are seeded for it and buffers put back, so the
-        loop's body computes it at once, with :meth:`backward`, before it takes the next.
+        Before each one is yielded, generators are seeded for it and buffers restored. Compute it
+        at once, with :meth:`backward`, before you take the next.
         """
         if not self._entered:
             raise RuntimeError("a step must be entered before it is used: write `with step:`.")
@@ -140,10 +140,10 @@ class Step(DoneStep):
                 yield from self._rehearsal.once_more(self._start_again, is_within=is_within)
                 self._end_rehearsal()
             if self._loader.copies_early:
-                # While the device computes the last shard, and before others are waited for.
+                # While the device computes the last shard, before this worker waits for others.
                 self._loader.take_early()
                 self._engine.timers.lap(Phase.LOADING)
-            # Whoever was lost meanwhile has left shards, which the others compute now.
+            # A worker that was lost meanwhile leaves shards, which the others compute now.
             more = self._engine.arrive()
         self._engine.end_passes()
         self._have_all_arrived = True
@@ -159,7 +159,7 @@ class Step(DoneStep):
             if self._done and self._loader.runs_program:
                 self._engine.exchange.buffers.restore()  # a dataset may read them
             batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
-            # After reading: what a dataset draws never shifts what the model draws.
+            # After reading, so that what a dataset draws never shifts what the model draws.
             self._engine.start_shard(shard)
             self._waiting = self._newest = shard
             if self._rehearsal is not None:
@@ -172,7 +172,7 @@ class Step(DoneStep):
                 )
 
     def _start_again(self, shard: int, take: Callable[[Any], None]) -> None:
-        """Prepare for a shard's passes once more, whose loss is only looked at."""
+        """Prepare to repeat a shard's passes, whose loss is only compared."""
 
         def finish(shard: int, returned: Any, num_samples: int, share: float) -> None:
             take(returned)
@@ -193,7 +193,7 @@ class Step(DoneStep):
             raise
 
     def read_again(self, shard: int) -> Any:
-        """Read a shard's batch once more, in this process; no generator moves."""
+        """Read a shard's batch again, in this process, without advancing a generator."""
         with self._engine.passes.generators_put_back(), now().put_back():
             return self._loader.batch(self._at(shard), ())
 
@@ -203,8 +203,8 @@ class Step(DoneStep):
             return self._loader.rows(self._at(shard), choices)
 
     def _look_again(self, shard: int) -> Iterator[Any]:
-        """Hand out a shard's batch once more, to find what lets the step fail."""
-        with suppress(Exception):  # that is told in any case
+        """Yield a shard's batch again, to find out what makes the step fail."""
+        with suppress(Exception):  # the step's error is raised in any case
             batch = self._loader.batch(self._at(shard), ())
             self._explanation.begin(shard, batch)
             self._finish_shard, self._waiting = self._explanation.take, shard
@@ -213,7 +213,7 @@ class Step(DoneStep):
 
     @functools.cached_property
     def _explanation(self) -> Explanation:
-        """What explains why the step fails; once something is wrong."""
+        """Explains why the step fails; created once something is wrong."""
         return Explanation(self._boundary.run, self.number, self._indices)
 
     def _at(self, shard: int) -> ShardPosition:
@@ -223,24 +223,24 @@ class Step(DoneStep):
         return self._loader.indices(self._at(shard))
 
     def backward(self, loss: Any, *, create_graph: bool = False) -> None:
-        """Differentiate one shard's loss; once for each batch of :attr:`shards`.
+        """Differentiate one shard's loss; call it once for each batch of :attr:`shards`.
 
-        It takes the gradients: until the block ends there is nothing in ``.grad`` to read or edit,
-        and whatever uses it is refused. Clip with the run's `clip_norm` or `clip_value`; a hook of
-        a parameter (``register_hook``) sees each shard's gradient.
+        It takes the gradients: until the block ends, ``.grad`` is empty, and code that reads or
+        edits it is refused. Clip with the run's `clip_norm` or `clip_value`; a hook of a parameter
+        (``register_hook``) sees each shard's gradient.
 
         Args:
-            loss: the mean over the shard (a scalar), or ``(sum, weight)`` (with the weight None for
-                a sum over the global batch), or a dict with ``"loss"`` and further scalars or
-                pairs, or integers, which are added up. In it ``"per_sample"`` is a dict of tensors
-                with a row for each sample.
+            loss: the mean over the shard (a scalar), or ``(sum, weight)`` (a weight of None: a sum
+                over the global batch), or a dict with ``"loss"`` and further scalars or pairs, or
+                integers, which are added up. Its ``"per_sample"`` is a dict of tensors with one
+                row per sample.
             create_graph: must be False: call ``torch.autograd.grad(…, create_graph=True)`` before.
 
         Raises:
-            TypeError, ValueError: it is no such loss.
-            NonFiniteLossError: when the block ends: it is NaN or infinite. To find what makes it
-                so, the batch is given out once more.
-            NondeterministicError: on an accelerator, an operation has no deterministic form.
+            TypeError, ValueError: `loss` has none of these forms.
+            NonFiniteLossError: when the block ends: the loss is NaN or infinite. The batch is
+                yielded again to find the cause.
+            NondeterministicError: on an accelerator, an operation has no deterministic kernel.
         """
         shard = self._waiting
         if shard is None:
@@ -260,26 +260,26 @@ class Step(DoneStep):
     def update(
         self, *names: str, gradients: Mapping[str, torch.Tensor] | None = None
     ) -> AbstractContextManager[Step]:
-        """Begin an update of some of the run's optimizers, within the block of the step.
+        """Update some of the run's optimizers, within the block of the step.
 
-        Collective. Used as ``with step.update("generator"):``, with a loop over :attr:`shards` as
-        in a step of its own: all shards' gradients are summed, and these optimizers step. Gradients
-        that reach other parameters are dropped. A step has as many updates as the program likes, of
-        one optimizer several times, too; without any, it updates all from one loss. After the block
-        `means`, `gradient_norm` and `is_skipped` are those of the update; after the step's, `means`
-        has those of all, as ``"generator.loss"``, and the sum of losses, as ``"loss"``.
+        Collective. Use it as ``with step.update("generator"):``, with a loop over :attr:`shards`
+        inside, as in a step: the gradients of all shards are summed, and these optimizers step.
+        Gradients that reach other parameters are dropped. A step may have any number of updates,
+        also several of one optimizer; without any, it updates all optimizers from one loss. After
+        the block, `means`, `gradient_norm` and `is_skipped` are those of the update; after the
+        step, `means` has those of all, as ``"generator.loss"``, and the sum of losses, ``"loss"``.
 
         Args:
-            names: of the optimizers, as the run has got them; none, where there is one.
-            gradients: by the names of parameters, in the place of a loop over :attr:`shards`, for
-                an update whose gradient is no sum over shards (a hypergradient, Reptile's outer
-                step); the same on every worker. Of a parameter that is left out it is absent, and
+            names: the names of the optimizers in the run; none if there is only one.
+            gradients: by the names of parameters, instead of a loop over :attr:`shards`, for an
+                update whose gradient is not a sum over shards (a hypergradient, Reptile's outer
+                step); equal on all workers. A parameter that you leave out has no gradient, and
                 ``{}`` skips the update.
 
         Raises:
-            MismatchError: workers give other gradients.
-            ValueError: there are no such ones, or nothing reaches their parameters.
-            RuntimeError: it is not used as said.
+            MismatchError: workers pass different gradients.
+            ValueError: a name is unknown, or no gradient reaches an optimizer's parameters.
+            RuntimeError: the update is not within the step, or does not loop over its shards.
         """
         if names or gradients is None:
             raise ValueError(
@@ -290,7 +290,7 @@ class Step(DoneStep):
         return nullcontext(self)
 
     def _give(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Do without passes, as the program has the gradients. Collective."""
+        """Use gradients that the program has computed, without passes. Collective."""
         if not self._entered or self._taken:
             raise RuntimeError(
                 f"`step.update(gradients=…)` must be called once, within `with step:`, in the "
@@ -310,18 +310,18 @@ class Step(DoneStep):
     def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
         """Train on a loss over the features of the whole global batch, such as a contrastive one.
 
-        In the place of a loop over :attr:`shards`. Collective: every rank calls it. Each shard is
+        Use it instead of a loop over :attr:`shards`. Collective: every rank calls it. Each shard is
         embedded twice; memory holds one shard's graph at a time, and all features.
 
         Args:
-            embed: takes a batch to a tensor with one row of features for each sample, or to
-                several in a tuple, list or dict.
-            loss: takes all features, in the order of the global batch, to what :meth:`backward`
+            embed: maps a batch to a tensor with one row of features per sample, or to several in
+                a tuple, list or dict.
+            loss: maps all features, in the order of the global batch, to what :meth:`backward`
                 takes; the same on every worker. Generators are seeded for it.
 
         Raises:
-            RuntimeError: the step's shards are taken already.
-            TypeError: `embed` gives something else than rows.
+            RuntimeError: the step's shards are already taken.
+            TypeError: `embed` does not return rows.
         """
         if not self._entered or self._taken:
             raise RuntimeError(
@@ -346,18 +346,18 @@ class Step(DoneStep):
             self.backward(whole.of_shard(shard, leaves, features, self._engine))
 
     def again(self, loss: Callable[[Any], Any]) -> None:
-        """Set within the block how a batch's loss is computed, for optimizers that take a closure.
+        """Set, within the block, how a batch's loss is computed by optimizers that take a closure.
 
-        They ask for the loss again, with other parameters: then this worker's shards are computed
-        once more, from the same samples and with the same random numbers. ``Trainer`` does it by
-        itself, and other optimizers do not ask.
+        They request the loss again with other parameters: this worker's shards are then computed
+        again, from the same samples and with the same random numbers. ``Trainer`` calls this for
+        you; other optimizers ignore it.
 
         Args:
-            loss: takes a batch to what :meth:`backward` takes.
+            loss: maps a batch to what :meth:`backward` takes.
         """
 
     def check_finished(self) -> None:
-        """Refuse to go on after a step that nobody entered."""
+        """Raise RuntimeError if the step was never entered."""
         if not self._is_finished:
             raise RuntimeError(
                 f"every step must be used as `with step:`, but step {self.number} was not."
@@ -392,13 +392,13 @@ class Step(DoneStep):
         return False
 
     def abandon(self) -> None:
-        """Leave a step that cannot be finished, nor its conclusions drawn, as a worker was lost."""
+        """Leave a step that cannot be finished because a worker was lost."""
         self._engine.guard.release_gradients()
         self._show_undone()
         self._boundary.go_back()
 
     def _show_undone(self) -> None:
-        """Have results that the rest of the loop's body can read."""
+        """Set results that the rest of the loop's body can read."""
         self._is_finished, self.is_done = True, False
         self.means = UndoneMeans(self._boundary.last_means)
 
@@ -411,7 +411,7 @@ class Step(DoneStep):
         if missing:
             raise self._explanation.of_missing(missing)
         if not self._have_all_arrived and self._engine.arrive() is not None:
-            # The lost shards would have come at the end of `step.shards`, which is behind us.
+            # The lost shards belong at the end of `step.shards`, which the loop has already left.
             self.abandon()
             return
         self._boundary.plan_next()

@@ -1,4 +1,4 @@
-"""Steps that go over their shards several times: for closures, and for updates that alternate."""
+"""Steps that compute their shards several times: for closures, and for alternating updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.training.step import Step
 
 @final
 class ClosureStep(Step):
-    """A :class:`Step` whose shards are computed as often as its optimizer asks."""
+    """A :class:`Step` whose shards are computed as often as its optimizer requests."""
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
@@ -34,7 +34,7 @@ class ClosureStep(Step):
         self._compute_loss_again: Callable[[Any], Any] | None = None
 
     def again(self, loss: Callable[[Any], Any]) -> None:
-        """See :class:`Step`; raises TypeError if it is no function."""
+        """See :class:`Step`; raises TypeError if `loss` is not callable."""
         if not callable(loss):
             raise TypeError(
                 f"`step.again` takes a function that computes a batch's loss, but is given a "
@@ -65,7 +65,7 @@ class ClosureStep(Step):
             self._closures.compute_again = None
 
     def _evaluate(self) -> None:
-        """Compute all shards once more. Collective."""
+        """Compute all shards again. Collective."""
         self._begin()
         for batch in self.shards:
             if self._compute_loss_again is not None:
@@ -76,18 +76,18 @@ class ClosureStep(Step):
 
 
 class _UndoneError(BaseException):
-    """A worker was lost in an update; passes through the program's block as no Exception does."""
+    """A worker was lost in an update; not an Exception, so that the program does not catch it."""
 
 
 @final
 class AlternatingStep(Step):
-    """A :class:`Step` of several optimizers, which may have updates of its own for some."""
+    """A :class:`Step` of several optimizers, some of which it may update separately."""
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
     ) -> None:
         super().__init__(boundary, plan, loader, position)
-        self._turn = 0  # how many updates there were
+        self._turn = 0  # number of updates so far
         self._updating: tuple[str, ...] = ()
         self._means_of: dict[str, StepMeans] = {}
         self._batches_read: dict[int, Any] = {}  # for all updates, by shard
@@ -146,7 +146,7 @@ class AlternatingStep(Step):
         return super().__exit__(kind, error, traceback)
 
     def _finish(self, error: BaseException | None) -> None:
-        """End the step: what its updates have led to is done."""
+        """End the step; its updates are already done."""
         if not self._turn:
             super()._finish(error)
         elif error is None and self.is_done:

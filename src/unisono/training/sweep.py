@@ -1,8 +1,8 @@
 """One pass over a dataset without training: what evaluation and prediction have in common.
 
-The dataset is cut into batches, without shuffling, and each is computed by one worker in one pass:
-a sample has the same company on any number of workers, and with any number of shards, as in a plain
-loop. Workers divide the shards; those of a worker that is lost are computed again by the others.
+The dataset is cut into batches, without shuffling, and one worker computes each batch in one pass:
+as in a plain loop, the batch of a sample does not depend on the number of workers or shards.
+Workers divide the shards; those of a lost worker are computed again by the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from unisono.training.run_context import RunContext, facts_of_order
 
 
 class Part(NamedTuple):
-    """What a shard has of a batch, read, with generators and buffers ready for its pass."""
+    """A shard's part of a batch, already read, with generators and buffers ready for its pass."""
 
     batch: int
     shard: int
@@ -64,13 +64,13 @@ class Sweep:
         self.plan, self.team, self.device = loop.samples, run.team, run.device
         self.is_deterministic = run.is_deterministic
         self.model = run.kept.model if model is None else model
-        # One that is not the trained one may differ between the workers.
+        # A model other than the trained one may differ between workers.
         self._digest = None if model is None else digest_of_weights(model)
         self._own = OwnGenerators(**loop.program, loss=functions, model=self.model)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain what passes within a block raise: no memory, no deterministic form."""
+        """Explain errors of passes within a block: full memory, no deterministic kernel."""
         with (
             memory_explained(self._run, f"pass of `{self._name}`"),
             refusals_explained(self.model, self.is_deterministic),
@@ -78,14 +78,14 @@ class Sweep:
             yield
 
     def seed(self, stream: str, number: int = 0) -> None:
-        """Seed generators for one place of a stream of this pass."""
+        """Seed generators for one place in a stream of this pass."""
         now().at = self._run.kept.position.step, self._run.kept.position.epoch, 0, None
         word = seed_of(stream, self.plan.seed, number)
         self.device.seed(word)
         self._own.seed(word)
 
     def agree(self, purpose: str, **more: object) -> None:
-        """Check that all workers go over the same samples in the same company. Collective."""
+        """Check that all workers pass over the same samples in the same batches. Collective."""
         plan, reading = self.plan, self._loop.reading
         known: dict[str, object] = {"dataset length": plan.num_samples}
         if self.team.size > 1:
@@ -104,10 +104,10 @@ class Sweep:
 
     @contextmanager
     def under_way(self) -> Iterator[PartsOf]:
-        """Have the model in ``eval()`` mode without gradients; put everything back afterwards.
+        """Put the model into ``eval()`` without gradients, and restore everything afterwards.
 
-        Gives a function of shards, which yields their parts that have samples, batch by batch, and
-        refuses passes that change a parameter.
+        Yield a function of shards, which yields their parts that have samples, batch by batch, and
+        raises if a pass changes a parameter.
         """
         plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
         self._own.look()
@@ -150,9 +150,9 @@ class Sweep:
     def by_all_workers(
         self, compute: Callable[[Sequence[int]], Mapping[int, bytes]], purpose: str
     ) -> dict[int, bytes]:
-        """Compute every shard on some worker; those of a lost one once more. Collective.
+        """Compute every shard on some worker; those of a lost one again. Collective.
 
-        Gives what was said of each shard, or raises what some worker has, on all alike.
+        Return the results by shard, or raise on all workers what one of them has raised.
         """
         team, said = self.team, dict[int, bytes]()
         while missing := [shard for shard in range(self.plan.shards) if shard not in said]:
@@ -191,7 +191,7 @@ def _taken_apart(heard: bytes) -> dict[int, bytes]:
 
 
 def _watching(model: nn.Module) -> Callable[[], None]:
-    """Note the versions of a model's parameters; gives a function that refuses other ones."""
+    """Record the versions of a model's parameters; return a function that compares them."""
     named = {
         name: parameter
         for name, parameter in model.named_parameters()

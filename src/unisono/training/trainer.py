@@ -62,14 +62,13 @@ class Trainer:
             returns the mean loss, or ``(sum, weight)``, whose sum is differentiated and whose
             gradients are divided by the weight of the global batch (None: by nothing); or a dict
             with ``"loss"`` and further scalars, which are averaged in the same way (integers and
-            booleans are added up; a mean of the batches' F1s is no F1, which `metrics` of
-            :meth:`evaluate` finds), and ``"per_sample"``, a dict of tensors with a row for each
-            sample.
+            booleans are added up; a mean of the batches' F1s is no F1: use `metrics` of
+            :meth:`evaluate`), and ``"per_sample"``, a dict of tensors with a row for each sample.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the largest power of two, at most 8, that leaves 8 samples of the first
             loop's ``batch_size`` for each shard; at least 1.
         seed: for the order of samples and all random numbers in training; ≥ 0, < 2⁶⁴. Initial
-            weights are drawn before: call ``torch.manual_seed`` before you make the model.
+            weights are drawn earlier: call ``torch.manual_seed`` before you create the model.
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU if there is
             none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
             all workers). The model is moved in place, now. Leave it out for a model that
@@ -81,14 +80,14 @@ class Trainer:
             event file.
         clip_value: the maximum magnitude of each element of the mean gradients.
         on_gradients: a function of (step, mean gradients by name), called once a step before
-            clipping. It changes gradients in place or in the dict, or returns others by name. One
-            that it leaves out is absent, as after ``.grad = None``; ``{}`` skips the update. It is
-            called on every worker with the same bits and must do the same on each; generators are
-            seeded.
+            clipping. It changes gradients in place or in the dict, or returns others by name. A
+            gradient that it omits is absent, as after ``.grad = None``; ``{}`` skips the update.
+            It is called on every worker with the same bits and must do the same on each;
+            generators are seeded.
         buffers: how to combine what the shards of a step leave in buffers, by their names in
             ``model.named_buffers()`` or patterns such as ``"*.counts"``: ``"sum"`` of what each
-            adds, ``"mean"`` over samples, ``"max"``, ``"min"``, or ``"first"``, as all others are:
-            what the first shard leaves is kept.
+            adds, ``"mean"`` over samples, ``"max"``, ``"min"``, or ``"first"``, the default: what
+            the first shard leaves.
         schedule: one of ``torch.optim.lr_scheduler``, which steps after each epoch; or a
             :class:`unisono.Schedule`.
         directory: where checkpoints and the event file are written; None: nowhere. If workers
@@ -200,14 +199,14 @@ class Trainer:
         """Train until the run has done `epochs` or `steps` in total; if it has, do nothing.
 
         Collective: every rank calls it, in the same order. Each layer trains in the mode in which
-        the program has left it, or the checkpoint that a run resumes from. So a BatchNorm in
+        the program, or the checkpoint that the run resumes from, left it. So a BatchNorm in
         ``eval()`` keeps its averages; if all layers are in ``eval()``, one line says so.
 
         A program may call it several times, with higher totals, other data or more parameters each
         time; for one more epoch than ``epochs=1``, pass ``epochs=2``. A program that is started
         again makes the same calls: the one in which the newest checkpoint was written resumes from
-        it, and earlier ones do nothing. If a phase may end before its totals, give each phase a
-        trainer and a directory of its own.
+        it, and earlier ones do nothing. If a phase may end before its totals, give each phase its
+        own trainer and directory.
 
         Args:
             dataset: the same on every worker. A map-style dataset; or an IterableDataset, which
@@ -219,37 +218,37 @@ class Trainer:
             batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
-            validate: a dataset to evaluate on the way and at the end, read as `dataset` is; or a
-                DataLoader; or several of them by name, such as ``{"seen": a, "new": b}``, whose
+            validate: a dataset, read like `dataset`, to evaluate during training and at the end; or
+                a DataLoader; or several of them by name, such as ``{"seen": a, "new": b}``, whose
                 means are called ``"seen/loss"`` and so on, also as the `monitor` of a callback.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             validate_metrics: what else to compute then, as `metrics` of :meth:`evaluate`.
             validate_forward: what metrics are given, as `forward` of :meth:`evaluate`.
             validate_model: returns the model to validate, given the one that is trained, such as
                 ``ema.model``; `BestCheckpoint` saves its weights.
-            shuffle: whether samples are shuffled anew in each epoch; None: yes, unless there is a
+            shuffle: whether to shuffle samples again in each epoch; None: yes, unless there is a
                 sampler.
             sampler: the order of samples: a function of (epoch, seed) that returns indices, equally
                 many in each epoch and the same on every worker; or one of torch's samplers.
-            drop_last: whether samples behind the last full batch of an epoch are left out.
-            batch_sampler: the batches, of any sizes, in the place of `batch_size` and an order:
-                lists of indices, such as ``[[4, 0], [7, 2, 9]]``, as a list, as an object that
-                gives them anew in each epoch, or by a function of (epoch, seed). Or pass a
-                DataLoader that has one.
+            drop_last: whether to leave out samples after the last full batch of an epoch.
+            batch_sampler: the batches, of any sizes, instead of `batch_size` and an order: lists of
+                indices, such as ``[[4, 0], [7, 2, 9]]``, as a list, as an object that yields new
+                ones in each epoch, or as a function of (epoch, seed). Or pass a DataLoader that
+                has one.
             groups: how many neighbours in the order of samples stay together in a shard, such as
                 the answers to one prompt.
 
         Returns:
-            The history of the run, a list with a dict for each epoch, which also has what this
+            The history of the run, a list with a dict for each epoch, which also says what this
             call did, such as ``history.digest``; its text is the summary line.
 
         Raises:
             TypeError: a dataset has no samples or no length, or the loss returned something else.
-            ValueError: a number does not fit, or the loss is not a scalar.
-            CallbackError: a callback raised something.
+            ValueError: a number is not valid, or the loss is not a scalar.
+            CallbackError: a callback raised an exception.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
-                norm of the gradients; in ``"fp16"``: gradients are, with any scale of the loss.
-            NondeterministicError: on an accelerator, an operation has no deterministic form.
+                norm of the gradients; in ``"fp16"``: gradients are, at every scale of the loss.
+            NondeterministicError: on an accelerator, an operation has no deterministic kernel.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
@@ -310,7 +309,7 @@ class Trainer:
         forward: Forward = outputs_and_targets,
         model: nn.Module | None = None,
     ) -> dict[str, Any]:
-        """Average the loss and its scalars over a dataset, every sample once.
+        """Compute the means of the loss and its scalars over a dataset, every sample once.
 
         Collective: every rank calls it, in the same order.
 
@@ -318,7 +317,7 @@ class Trainer:
             dataset: as for :meth:`fit`.
             batch_size: samples of one pass, as in a plain loop; workers take passes in turn. None:
                 the loader's, or that of :meth:`fit`, whose `collate_fn` and `num_workers` are then
-                used, too.
+                used as well.
             metrics: further metrics by name. A function, such as ``lambda outputs, targets:
                 roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
                 targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
@@ -328,7 +327,7 @@ class Trainer:
                 metrics as a tuple, or as a dict by name. By default the model is called with the
                 first part of a pair (inputs, targets), and metrics get (outputs, targets).
             model: another model to evaluate, for example with averaged weights; the same on
-                every worker. None: the one that is trained.
+                every worker. None: the one being trained.
 
         Returns:
             By name, the mean over all samples (or the true weight) and the result of each metric, a
@@ -369,8 +368,8 @@ class Trainer:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
             for every number of workers. Each worker may change its own copy.
 
-        Outside of loops, the launcher keeps the rows for replacements of lost workers as long as
-        the job runs, in a file without a name in the folder for temporary files (``TMPDIR``).
+        Outside of loops, the launcher keeps the rows for replacements of lost workers until the
+        job ends, in an unnamed file in the folder for temporary files (``TMPDIR``).
 
         Raises:
             TypeError, ValueError: `forward` does not return rows.
@@ -387,13 +386,13 @@ class Trainer:
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Write the weights under the plain model's names: as safetensors, or as a state dict of
-        `torch.save` where `path` ends in .pt, .pth, .bin, .ckpt or .pkl.
+        `torch.save` if `path` ends in .pt, .pth, .bin, .ckpt or .pkl.
 
         Any rank may call it, alone or with others, between loops and in callbacks; when it returns,
-        the file is there. If several do, each writes it whole, with the same bytes.
+        the file exists. If several ranks do, each writes the whole file, with the same bytes.
 
         Args:
-            path: the file; a reader finds the old one or the whole new one. Its folder is made.
+            path: the file; a reader finds the old one or the whole new one. Its folder is created.
             model: see :meth:`evaluate`.
 
         Raises:
@@ -410,21 +409,21 @@ class Trainer:
 
     @property
     def directory(self) -> Path | None:
-        """Where checkpoints are kept; from the first `fit` on the same on every worker.
+        """Where checkpoints are kept; the same on every worker once `fit` has been called.
 
-        Of a URL, the local folder that is copied there.
+        For a URL, the local folder that is copied there.
         """
         checkpoints = self._context.checkpoints
         return None if checkpoints is None else checkpoints.directory
 
     def _read_in_order(self, dataset: Any, batch_size: int | None) -> Reading:
-        """Return how samples are read for a pass: as the newest `fit` did, unless it is said."""
+        """Return how a pass reads samples: as the newest `fit` did, if `batch_size` is None."""
         if batch_size is None and self._reading is not None:
             return self._reading.of_another(dataset).in_dataset_order()
         return Reading.of(dataset, batch_size).in_dataset_order()
 
     def _all_callbacks(self) -> list[Callback]:
-        """Return the callbacks, with those that are always there, unless one of a kind is given."""
+        """Return the callbacks, with the usual ones unless one of the same kind is given."""
         usual: list[type[Callback]] = [Progress, EventLog]
         missing = [kind for kind in usual if not any(isinstance(c, kind) for c in self.callbacks)]
         return with_loggers([*(kind() for kind in missing), *self.callbacks], self.directory)

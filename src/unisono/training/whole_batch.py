@@ -2,13 +2,13 @@
 
 ::
 
-    every shard     embed ── rows of features, without their graph ── all meet
+    every shard     embed ── rows of features, without their graph ── gathered by all
     every worker    loss of all rows, in the order of the batch ── its gradient for each row
-    every shard     embed once more, with the same random numbers ── that gradient ── parameters
+    every shard     embed again, with the same random numbers ── that gradient ── parameters
 
 So a worker holds the graph of one shard at a time and the features of all. The gradient is that of
-the loss of all rows at once (gradient caching, Gao et al. 2021); whatever the loss itself takes of
-the parameters, such as a temperature, counts once, with the first shard that has samples.
+the loss of all rows at once (gradient caching, Gao et al. 2021); parameters that the loss itself
+uses, such as a temperature, count once, with the first shard that has samples.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from unisono.runtime.workers.team import Team
 from unisono.training.run_context import RunContext
 
 Embed = Callable[[Any], Any]
-"""Takes a batch to a tensor with a row for each sample, or to several in a tuple, list or dict."""
+"""Maps a batch to a tensor with a row for each sample, or to several in a tuple, list or dict."""
 
 
 Features = dict[int, list[torch.Tensor]]
-"""By shard, the tensors that `embed` has given, in order."""
+"""The tensors that `embed` returned, in order, by shard."""
 
 
 def _written(features: Features) -> bytes:
@@ -61,7 +61,7 @@ def _read(told: bytes, device: Device) -> Features:
 
 @final
 class BatchRows:
-    """The rows of one global batch, by the shards that have some."""
+    """The rows of one global batch, by the shards that have samples."""
 
     def __init__(self, plan: SamplePlan, batch: int) -> None:
         start, _ = plan.bounds(batch)
@@ -70,19 +70,19 @@ class BatchRows:
         self._rows = {shard: plan.shard_positions(batch, shard) - start for shard in self.shards}
 
     def joined(self, features: Mapping[int, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Put the rows of all shards into the order of the batch."""
+        """Return the rows of all shards in the order of the batch."""
         order = torch.cat([self._rows[shard] for shard in self.shards]).argsort()
         each = zip(*(features[shard] for shard in self.shards), strict=True)
         return [torch.cat(leaves)[order.to(leaves[0].device)] for leaves in each]
 
     def of_shard(self, rows: torch.Tensor, shard: int) -> torch.Tensor:
-        """Take one shard's rows."""
+        """Return one shard's rows."""
         return rows[self._rows[shard].to(rows.device)]
 
 
 @final
 class WholeBatchLoss:
-    """Computes one step's loss and its gradients. For one step."""
+    """Computes one step's loss and its gradients."""
 
     def __init__(self, whole: BatchRows, embed: Embed, loss: Callable[[Any], Any]) -> None:
         self._whole, self._embed, self._loss = whole, embed, loss
@@ -91,7 +91,7 @@ class WholeBatchLoss:
         self._is_differentiated = False
 
     def features_of(self, batch: Any, num_samples: int) -> list[torch.Tensor]:
-        """Embed a batch; refuses something else than rows of features."""
+        """Embed a batch; raise TypeError if the result is not rows of features."""
         leaves, self._spec = tree_flatten(self._embed(batch))
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != num_samples:
@@ -128,7 +128,7 @@ class WholeBatchLoss:
     def of_shard(
         self, shard: int, leaves: Sequence[torch.Tensor], features: Features, engine: StepEngine
     ) -> Any:
-        """Return what :meth:`Step.backward` takes for a shard whose features have a graph now."""
+        """Return what :meth:`Step.backward` takes for a shard whose features have a graph."""
         if not self._is_differentiated:
             self._is_differentiated = True
             with engine.passes.seeded("whole batch"):
@@ -155,7 +155,7 @@ class WholeBatchLoss:
 
 
 def from_the_same_buffers(loss: Callable[[nn.Module, Any], Any]) -> Callable[..., Any]:
-    """Have each call of a step's loss start from the buffers that the first one has found."""
+    """Return a loss that starts every call in a step from the buffers that the first one found."""
     put_back: Callable[[], None] | None = None
 
     def computed(model: nn.Module, features: Any) -> Any:
@@ -175,9 +175,9 @@ def gathered(
     engine: StepEngine,
     embedded: Callable[[int], list[torch.Tensor]],
 ) -> Features:
-    """Have every shard's features computed by some worker, and heard by all. Collective.
+    """Compute every shard's features on some worker, and gather them on all. Collective.
 
-    `embedded` reads a shard and embeds it, with a graph, as torch may take other kernels without.
+    `embedded` reads a shard and embeds it, with a graph, as torch may use other kernels without.
     """
     team, device, features = run.team, run.device, Features()
     mine = [shard for shard in missing if shard in engine.passes.shards]
@@ -188,11 +188,11 @@ def gathered(
         heard = team.gather(_written(found), "features of the global batch")
         for rank, told in heard.items():
             features |= found if rank == team.world.rank else _read(told, device)
-        # Those of a worker that was lost are divided among the others.
+        # The shards of a lost worker are divided among the others.
         missing = [shard for shard in missing if shard not in features]
         bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
         mine = missing[bounds[team.position] : bounds[team.position + 1]]
-    engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
+    engine.exchange.buffers.restore()  # only a shard's second pass counts
     engine.check_passes()
     engine.begin_again()
     return features
@@ -201,7 +201,7 @@ def gathered(
 def rows_of_batch(
     whole: BatchRows, mine: Mapping[int, Mapping[str, torch.Tensor]], team: Team, device: Device
 ) -> dict[str, torch.Tensor] | None:
-    """Bring together what all shards have per sample, by name; None if one was lost. Collective."""
+    """Gather the per-sample values of all shards, by name; None if one was lost. Collective."""
     before, names = team.membership, sorted({name for rows in mine.values() for name in rows})
     told = {shard: [rows[name] for name in names if name in rows] for shard, rows in mine.items()}
     heard = team.gather(json.dumps(names).encode() + b"\n" + _written(told), "values per sample")
@@ -224,7 +224,7 @@ def rows_of_batch(
 def left_by_all(
     mine: Mapping[int, Sequence[torch.Tensor]], team: Team
 ) -> dict[int, list[torch.Tensor]] | None:
-    """Bring together tensors of all shards, on the host; None if one was lost. Collective."""
+    """Gather tensors of all shards on the host; None if a worker was lost. Collective."""
     if team.size == 1:
         return {shard: [*tensors] for shard, tensors in mine.items()}
     before, told = team.membership, _written({shard: [*of] for shard, of in mine.items()})

@@ -1,6 +1,6 @@
-"""What follows from the best validation: training ends, or weights are saved.
+"""Actions on the best validation: end training, or save the weights.
 
-Every worker decides the same.
+Every worker makes the same decision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.training.callbacks.journal import path_of, trouble_at
 
 
 def monitored(means: Mapping[str, Any], name: str) -> float:
-    """Look up the mean that `monitor` names."""
+    """Return the mean that `monitor` names."""
     numbers = sorted(n for n, value in means.items() if not isinstance(value, (list, dict)))
     if name not in numbers:
         meant = [each for each in numbers if name.endswith(each)] or numbers
@@ -33,11 +33,11 @@ def monitored(means: Mapping[str, Any], name: str) -> float:
 
 
 class _Judge(Callback):
-    """Judges validations by one of their means; what was best is kept with the run."""
+    """Compares validations by one of their means; the best one is saved with the run."""
 
     needs_validation = True
     best: float | None
-    _kept: ClassVar[Mapping[str, Any]]  # by name, what is kept, as it is at first
+    _kept: ClassVar[Mapping[str, Any]]  # the initial values of what is saved, by name
 
     def __init__(self, monitor: str, better: str, min_delta: float) -> None:
         if better not in ("lower", "higher"):
@@ -49,21 +49,21 @@ class _Judge(Callback):
         self.forget()
 
     def forget(self) -> None:
-        """Forget what an earlier run has found."""
+        """Forget the validations of an earlier run."""
         vars(self).update(self._kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was best, and by which rule."""
+        """Return the best result, and the rule that chose it."""
         return {name: getattr(self, name) for name in self._kept} | {"rule": self._rule}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was best, unless another rule found it."""
+        """Load the best result, unless another rule chose it."""
         self.forget()
         if state["rule"] == self._rule:
             vars(self).update({name: state[name] for name in self._kept})
 
     def _is_better(self, value: float) -> bool:
-        """Return whether a value is better than the best: anything is at first, NaN never later."""
+        """Return whether a value beats the best one: any does at first, NaN never does later."""
         if self.best is None or math.isnan(self.best):
             return self.best is None or not math.isnan(value)
         _, better, min_delta = self._rule
@@ -74,18 +74,17 @@ class _Judge(Callback):
 class EarlyStopping(_Judge):
     """Ends training when validations have not improved for a while.
 
-    What was best is kept with the run: a resumed run decides as one that never stopped. A run that
-    was stopped stays stopped for every `fit` with this callback, and continues without it.
-
+    The best result is saved with the run, so a resumed run decides like an uninterrupted one. A run
+    that was stopped stays stopped for every `fit` with this callback, and continues without it.
     Args:
-        patience: how many validations in a row may be no better than the best before them.
+        patience: how many validations in a row may fail to improve on the best one.
         monitor: the name of a validation's mean.
         better: ``"lower"`` (a loss) or ``"higher"`` (an accuracy).
-        min_delta: by how much a validation must be better, at least.
+        min_delta: the least improvement that counts.
 
     Raises:
-        TypeError: `patience` is not a whole number.
-        ValueError: a number does not fit, or `better` is something else.
+        TypeError: `patience` is not an integer.
+        ValueError: a number is not valid, or `better` is something else.
     """
 
     waited: int
@@ -110,7 +109,7 @@ class EarlyStopping(_Judge):
         super().__init__(monitor, better, min_delta)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
-        """Judge a validation, and stop if patience is at its end."""
+        """Judge a validation, and stop the run if patience is exhausted."""
         if fit.has_ended:
             return
         value = monitored(means, self.monitor)
@@ -134,27 +133,27 @@ NAME = "best.safetensors"
 class BestCheckpoint(_Judge):
     """Saves the weights that validated best; ``unisono.load_weights`` reads the file.
 
-    At any moment the file is the old one or the whole new one. It is written before training
-    continues; if the worker that writes is lost, the next one does it. A full disk ends no run: it
-    is reported, and the next better weights are tried.
+    At any moment the file is either the old one or the whole new one. It is written before training
+    continues; if the worker that writes it is lost, the next one does. A full disk does not end the
+    run: the error is reported, and the next better weights are tried.
 
-    What was best is kept with the run, so a run that is resumed, or goes back, judges as one that
-    never stopped. The validation at the very end of ``fit``, where none was due, counts for the
-    file; a run that continues from there forgets it.
+    The best result is saved with the run, so a run that resumes, or goes back, judges like an
+    uninterrupted one. The last validation of ``fit``, if none was due, counts for the file only: a
+    run that continues from there forgets it.
 
     Args:
-        path: the file, one for each of several; None: ``best.safetensors`` in the run directory.
-            Its folder is made.
+        path: the file, a separate one for each such callback; None: ``best.safetensors`` in the run
+            directory. Its folder is created.
         monitor: the name of a validation's mean.
         better: ``"lower"`` (a loss) or ``"higher"`` (an accuracy).
-        min_delta: by how much a validation must be better, at least.
+        min_delta: the least improvement that counts.
 
     Attributes:
         best: the best of the validations that were due; None before the first.
-        step: the steps that were done then; None before the first.
+        step: the number of steps done at that time; None before the first.
 
     Raises:
-        ValueError: a number does not fit, or `better` is something else.
+        ValueError: a number is not valid, or `better` is something else.
     """
 
     step: int | None
@@ -178,14 +177,14 @@ class BestCheckpoint(_Judge):
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:
-        """See that there is a place for the file."""
+        """Check that the file can be written."""
         example = 'BestCheckpoint("best.safetensors")'
         self._path = path_of(self, fit, "the best weights go", example)
         if not fit.has_joined:
             check_plain(self._path, is_replaced=True)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
-        """Keep the weights if they are the best so far."""
+        """Save the weights if they are the best so far."""
         if str(self._given) in means:
             raise ValueError(
                 f"`path` must name a file, but {str(self._given)!r} is a mean: write "
@@ -206,7 +205,7 @@ class BestCheckpoint(_Judge):
             if trouble := trouble_at(fit, path):
                 raise OSError(trouble)
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Parameters change only after all have met, so nobody changes them meanwhile.
+            # Parameters change only after all workers have synchronized, so not during the save.
             save_weights(fit.validated_model, path)
         except OSError as error:
             why = str(error).removesuffix(".")

@@ -1,4 +1,4 @@
-"""What may look at a run under way, and when: the interface of callbacks.
+"""The interface of callbacks: what may observe a run, and when.
 
 ::
 
@@ -6,9 +6,9 @@
                 └ on_workers_changed, on_went_back, on_snapshot, on_checkpoint ◄────┘
                                 anything raised ─► on_error
 
-Every method runs on every worker, at the same places of the run, so a callback may decide something
-for all from means, norms and steps, which are the same for all. What is to happen once (a file, a
-line) happens where ``fit.is_leader``; who that is may change when a worker is lost.
+Every method runs on every worker, at the same points of the run. Means, norms and steps are equal
+on all workers, so each can derive the same decision from them. Guard anything that should happen
+once, such as writing a file, with ``fit.is_leader``; the leader changes when it is lost.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 from unisono.errors import CallbackError, UnisonoError
 from unisono.training.callbacks.summary import Summary
 
-if TYPE_CHECKING:  # the process of a logger has no need of torch
+if TYPE_CHECKING:  # a logger's process does not need torch
     import torch
     from torch import nn
     from torch.optim import Optimizer
 
 
 class Times(NamedTuple):
-    """Where one worker spent one step, in seconds; `begun_s` on the clock of ``perf_counter``."""
+    """How one worker spent one step, in seconds; `begun_s` is a time of ``perf_counter``."""
 
     begun_s: float
     loading_s: float
@@ -42,22 +42,21 @@ class Times(NamedTuple):
 
 
 class DoneStep(ABC):
-    """A step that is done, as callbacks see it.
+    """A finished step, as callbacks see it.
 
     Attributes:
         number: counted from 0 over the whole run.
         epoch: counted from 0.
-        batch: which global batch of the epoch, counted from 0.
-        num_samples: of the global batch, on all workers together.
+        batch: position of the global batch in the epoch, counted from 0.
+        num_samples: samples in the global batch, over all workers.
         means: the loss and other scalars by name, each the exact mean over the global batch, the
             same on every worker.
-        per_sample: what the loss function has returned as ``"per_sample"``, by name: a tensor with
-            a row for each sample of the global batch, in its order, the same on every worker; on
-            the host.
-        gradient_norm: with ``clip_norm=``: of the mean gradients before they were clipped; infinite
-            where the step is skipped.
-        is_skipped: with a scaled loss: whether gradients were not finite, so that parameters have
-            stayed as they were. The step counts all the same.
+        per_sample: what the loss function returned as ``"per_sample"``, by name: a tensor on the
+            host with one row per sample of the global batch, in order, the same on every worker.
+        gradient_norm: with ``clip_norm=``: the norm of the mean gradients before clipping;
+            infinite if the step is skipped.
+        is_skipped: with a scaled loss: whether the step left parameters unchanged because
+            gradients were not finite. The step still counts.
     """
 
     number: int
@@ -72,146 +71,146 @@ class DoneStep(ABC):
     @property
     @abstractmethod
     def indices(self) -> list[int]:
-        """The samples of the global batch, by their numbers in the dataset, in its order."""
+        """The dataset indices of the samples in the global batch, in order."""
 
 
 class Fit(Protocol):
-    """The call of ``fit`` under way, as callbacks see it."""
+    """A running call of ``fit``, as callbacks see it."""
 
     @property
     def model(self) -> nn.Module:
-        """What is trained; to be read, not changed."""
+        """The model being trained. Do not change it."""
 
     @property
     def validated_model(self) -> nn.Module:
-        """What is validated: `model`, or what ``fit(validate_model=…)`` makes of it now."""
+        """The model to validate: `model`, or what ``fit(validate_model=…)`` returns now."""
 
     @property
     def optimizer(self) -> Optimizer:
-        """What updates it; to be read, not changed."""
+        """The optimizer that updates the model. Do not change it."""
 
     @property
     def directory(self) -> Path | None:
-        """The run directory; None: there is none."""
+        """The run directory, or None."""
 
     @property
     def step(self) -> int:
-        """Steps done, over the whole run."""
+        """Number of steps done over the whole run."""
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """Number of epochs done."""
 
     @property
     def end_step(self) -> int:
-        """The steps that the run will have done when this call ends."""
+        """Number of steps that the run will have done when this call ends."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether all steps are done; what is kept with the run is what it will be."""
+        """Whether all steps are done, so that the state saved with the run is final."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of those who compute together now, ascending."""
+        """The ranks of the workers that compute together now, in ascending order."""
 
     @property
     def rank(self) -> int:
-        """Of this worker."""
+        """The rank of this worker."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker is the one that writes for all.
+        """Whether this worker writes for all.
 
-        Nobody is who finds that the others have already done what it comes to.
+        False on a worker that repeats what the others have already done.
         """
 
     @property
     def is_first(self) -> bool:
-        """Whether no worker that is there has a lower rank; that one draws on the terminal."""
+        """Whether this worker has the lowest rank, and so draws on the terminal."""
 
     @property
     def has_joined(self) -> bool:
-        """Whether this worker came later than the others, in the place of one that was lost."""
+        """Whether this worker joined later than the others, as a replacement."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the run is, as JSON: identity, versions, machine, command, sizes."""
+        """Identity, versions, machine, command and sizes of the run, as JSON values."""
 
     def pid(self, rank: int) -> int | None:
-        """Return the process of a worker; None if it is not known, as of one on another host."""
+        """Return the process ID of a worker, or None if unknown, as on another host."""
 
     def times(self, rank: int, step: int) -> Times | None:
-        """Return where a worker spent one of the last two steps; None if it did not end it.
+        """Return a worker's times in one of the last two steps; None if it did not finish.
 
-        Of a worker other than this one only once all have met since, as they do in the next step.
+        Those of another worker are complete once all have synchronized, as in the next step.
         """
 
     def memory(self, rank: int) -> int | None:
-        """Return how many bytes of its device a worker's tensors took lately; None on CPUs.
+        """Return the bytes of device memory that a worker's tensors last used; None on CPUs.
 
-        Each worker looks when a call begins, and at most ten times a second after a step.
+        Workers measure when a call begins, and after a step at most ten times a second.
         """
 
     def say(self, line: str) -> None:
-        """Show one line to the user, without disturbing the progress bar.
+        """Show one line to the user without disturbing the progress bar.
 
-        Every worker may; the line is shown by the one for which ``is_first`` holds. So all must
-        know what it says; the leader may be another one.
+        Call it with the same line on every worker: the one for which ``is_first`` holds shows
+        the line, and that need not be the leader.
         """
 
     def once(self, work: Callable[[], str], purpose: str) -> str:
-        """Have the leader do something; if it is lost meanwhile, the next leader does it.
+        """Run `work` on the leader; if the leader is lost meanwhile, the next one runs it.
 
         Collective: every rank calls it, at the same moment.
 
         Args:
-            work: does it, and says in words what came of it; it must not raise.
-            purpose: what it is, in at most 24 letters.
+            work: does the job and returns a description of the result; it must not raise.
+            purpose: what the job is, in at most 24 letters.
 
         Returns:
-            What `work` said, on every worker, once it is done.
+            What `work` returned, on every worker, once it is done.
         """
 
     def written_checkpoint(self) -> Path | None:
-        """Wait until the leader's newest checkpoint is written, and give its folder.
+        """Wait until the leader's newest checkpoint is written, and return its folder.
 
-        None: there is none, it could not be written, or a launcher of ours still writes it.
+        None if there is none, if it was not written, or if the launcher is still writing it.
         """
 
     def check_directory(self) -> str:
-        """See, before something is written there, that the run directory is still the run's.
+        """Check, before anything is written there, that the run directory is still the run's.
 
-        If it was removed or replaced while the run goes on, what has its name now is made the
-        run's own, so that no other job uses it. Any worker may ask, at any moment.
+        If the directory was removed or replaced during the run, the one that now has its name is
+        locked for this run, so that no other job uses it. Any worker may call this at any time.
 
         Returns:
-            Why nothing may be written there; empty where all is well, or there is no directory.
+            Why nothing may be written there; empty if all is well, or if there is no directory.
         """
 
     def stop(self, why: str) -> None:
-        """End the run after the step under way. Collective: every rank calls it, at the same step.
+        """End the run after the current step. Collective: every rank calls it, at the same step.
 
-        It stays ended, also after a restart, for every `fit` with a callback of this name.
+        The run stays ended, also after a restart, for every `fit` with a callback of this name.
         """
 
 
 class Callback:
-    """Takes notice of a run; override what is wanted, the rest does nothing.
+    """Observes a run: override the methods you need; the others do nothing.
 
-    What a callback of your own changes is kept with the run: plain values, tensors, arrays and
+    Whatever your own callback changes is saved with the run: plain values, tensors, arrays and
     modules, also in lists, tuples, sets and dicts, in its attributes and those of your own objects,
-    and in closures, globals and datasets that its code leads to (there up to 1 MiB each). What has
-    changed since the first ``fit`` began is in checkpoints and replacements, and goes back where
-    the run goes back; on each rank alone what differs from rank to rank after `on_begin`.
+    and in closures, globals and datasets that its code refers to (up to 1 MiB each). Changes since
+    the first ``fit`` began are part of checkpoints, are passed to replacements, and are undone if
+    the run goes back. Values that differ between ranks after `on_begin` are saved for each rank.
 
-    A callback with ``state_dict`` and ``load_state_dict`` is kept by these alone, under its name.
-    It should also have ``forget``.
+    A callback with ``state_dict`` and ``load_state_dict`` is saved by these alone, under its name.
+    It should also define ``forget``.
 
     Attributes:
         needs_validation: whether ``fit`` must be called with ``validate=``.
-        monitor: the mean of validations that it looks at; empty: no certain one.
-        may_fail: whether training goes on where it raises something: it is told, and not called
-            any more in this ``fit``. For those that only write or show, alone.
+        monitor: the validation mean that it watches; empty: none in particular.
+        may_fail: whether training continues if a method raises: the failure is reported, and the
+            callback is not called again in this ``fit``. Only for those that write or display.
     """
 
     needs_validation = False
@@ -220,100 +219,101 @@ class Callback:
 
     @property
     def name(self) -> str:
-        """What it is called in messages and in checkpoints."""
+        """The name in messages and checkpoints."""
         return type(self).__name__
 
     def writes_to(self, directory: Path | None) -> Path | None:
-        """Name the file or folder that it alone writes; None: there is none.
+        """Return the file or folder that only this callback writes, or None.
 
         Args:
-            directory: the run's; None: it has none.
+            directory: the run directory, or None.
         """
         return None
 
     def forget(self) -> None:
-        """Be as new: another run begins with it, which may then load what was kept with that.
+        """Reset to the initial state, because another run begins, which may then load its own.
 
-        Called only on one with ``state_dict``, when ``fit`` begins; not by a call that goes on with
-        the run of the call before.
+        Called only on a callback with ``state_dict``, when ``fit`` begins, and not if the call
+        continues the run of the previous call.
         """
 
     def before_resume(self, directory: Path) -> None:
-        """Before ``fit`` looks for checkpoints in the run directory, where one may be put now."""
+        """Called before ``fit`` looks for checkpoints in the run directory; you may add one."""
 
     def on_begin(self, fit: Fit) -> None:
-        """Before the first step of a call of ``fit`` here; not if there is nothing to do.
+        """Called before the first step of a call of ``fit``, unless there is nothing to do.
 
-        The run stands where it goes on from. A replacement of a lost worker has this, too, when it
-        has joined the others; where they have done all steps without it, when it finds them done
-        (``fit.has_ended``).
+        The run is at the step from which it continues. On a replacement, this is called once it
+        has joined the others, or, if they have finished all steps without it, when it finds that
+        out (``fit.has_ended``).
         """
 
     def on_step_begin(self, fit: Fit) -> None:
-        """Before each step."""
+        """Called before each step."""
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """After each step, when parameters have been updated, before the schedule steps.
+        """Called after each step, once parameters are updated, before the schedule steps.
 
-        A step that comes again, because the run went back, has this again.
+        Called again for a step that is repeated because the run went back.
         """
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
-        """After each validation, which took some seconds; all workers have the same means.
+        """Called after each validation; all workers have the same means.
 
-        The last one may come when ``fit.has_ended``. A run with other totals would not have it, so
-        nothing that is kept with the run should follow from it.
+        The last call may come when ``fit.has_ended``. A run with other totals would not have it,
+        so nothing that is saved with the run should depend on it.
         """
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """After the last step of an epoch, its validation and its schedule; ``fit.epoch`` ended."""
+        """Called after an epoch's last step, validation and schedule step."""
 
     def on_snapshot(self, fit: Fit) -> None:
-        """Before the state of the run is kept in memory, as it is many times a minute.
+        """Called before the run's state is copied in memory, many times a minute.
 
-        Should all workers be lost, their replacements go on from here at the earliest: what such
-        a callback holds back, and nobody could make up for, has to be in its file now.
+        If all workers are lost, their replacements continue from here or later. Whatever a
+        callback buffers and nobody could recompute must be in its file now.
         """
 
     def on_checkpoint(self, fit: Fit, step: int) -> None:
-        """After a checkpoint of the run after `step` steps was asked for; it may still be written.
+        """Called after a checkpoint at `step` was requested; it may not be written yet.
 
-        Not on a worker that joins just there.
+        Not called on a worker that joins at this step.
         """
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
-        """After others than `before` compute together, who are ``fit.ranks``; `why`, in words.
+        """Called after the computing workers changed from `before` to ``fit.ranks``.
 
-        On a replacement that goes on alone, as all were lost, `before` is empty.
+        `why` is the reason, in words. `before` is empty on a replacement that continues alone
+        because all workers were lost.
         """
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """After the run went back from `from_step` to ``fit.step``; what lay between is undone.
+        """Called after the run went back from `from_step` to ``fit.step``.
 
-        What is kept with the run (``load_state_dict``) has gone back already.
+        State saved with the run (``load_state_dict``) has already been restored.
         """
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """After ``fit`` is over, all validations and checkpoints included."""
+        """Called after ``fit`` has finished, with all validations and checkpoints."""
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """After anything was raised in ``fit`` on this worker, before it leaves ``fit``.
+        """Called after an exception in ``fit`` on this worker, before it leaves ``fit``.
 
-        Also where a run with a directory is interrupted and its launcher ends this process, with a
-        KeyboardInterrupt after Ctrl-C, else a SystemExit.
+        Also called if a run with a directory is interrupted and its launcher ends this process:
+        with a KeyboardInterrupt after Ctrl-C, otherwise with a SystemExit.
         """
 
 
-# Those that other libraries know by name.
+# Callbacks that other libraries accept by name.
 _NAMES = ("BestCheckpoint", "EMA", "EarlyStopping", "MLflow", "TensorBoard", "WandB")
 _OTHERWISE = "derive from it, or pass an instance"
 
 
 @final
 class Callbacks:
-    """Calls callbacks one after the other, of which one may be `calling` now.
+    """Calls callbacks one after another; `calling` is the one that runs now.
 
-    What one raises bears its name. Two that write the same file are refused.
+    Exceptions name the callback that raised them. Two that write the same file are refused.
     """
 
     def __init__(self, callbacks: Sequence[Any], directory: Path | None = None) -> None:
@@ -328,7 +328,7 @@ class Callbacks:
                 )
         self._callbacks: list[Callback] = list(callbacks)
         self._failed: list[Callback] = []
-        self._at = 0  # the one that was called last
+        self._at = 0  # index of the callback called last
         self.calling: Callback | None = None
         writers: dict[str, str] = {}
         for callback in self._callbacks:
@@ -347,7 +347,7 @@ class Callbacks:
 
     @property
     def names(self) -> list[str]:
-        """What they are called; the second of a name has a number behind it."""
+        """The names of the callbacks; a repeated name gets a number."""
         seen: Counter[str] = Counter()
         names: list[str] = []
         for name in [callback.name for callback in self._callbacks]:
@@ -356,24 +356,24 @@ class Callbacks:
         return names
 
     def forget_others(self, known: Mapping[str, Any]) -> None:
-        """Have callbacks with a state begin anew, but for those that the run has gone on with."""
+        """Reset callbacks with a state, except those in `known`, which the run continues with."""
         ids = set(map(id, known.values()))
         for callback in self._callbacks:
             if hasattr(callback, "state_dict") and id(callback) not in ids:
                 callback.forget()
 
     def keep_states(self, state: dict[str, Any]) -> None:
-        """Have their states kept with a run's, also of those that came later."""
+        """Save the callbacks' states with the run, also those of callbacks added later."""
         for name, callback in zip(self.names, self._callbacks, strict=True):
             if not hasattr(callback, "state_dict") or state.get(name) is callback:
                 continue
-            # The run may have been taken up without it.
+            # The run may have resumed without this callback.
             kept, state[name] = state.get(name), callback
             if isinstance(kept, Mapping):
                 state[name].load_state_dict(kept)
 
     def call(self, moment: str, fit: Fit, *arguments: Any) -> None:
-        """Call the method named `moment` of all of them; CallbackError: what one has raised."""
+        """Call the method `moment` of all callbacks; raise CallbackError if one fails."""
         for at, callback in enumerate(self._callbacks):
             if callback in self._failed:
                 continue
@@ -395,6 +395,6 @@ class Callbacks:
                 self.calling = None
 
     def behind(self, moment: str) -> list[str]:
-        """Name those behind the one that was called last that do something at a moment."""
+        """Return the names of callbacks after the last one called that override `moment`."""
         usual, rest = getattr(Callback, moment), self._callbacks[self._at + 1 :]
         return [each.name for each in rest if getattr(type(each), moment) is not usual]

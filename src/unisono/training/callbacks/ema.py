@@ -18,11 +18,11 @@ class EMA(Callback):
     """Averages the weights after each step: ``average = decay·average + (1 − decay)·weights``.
 
     The first average is the weights themselves. It has the bits of torch's
-    ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))``. Buffers (BatchNorm's
-    statistics, say) are not averaged, as they are not there: a model with averaged weights has the
-    buffers that the trained one has.
+    ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))``. Like torch, it averages no
+    buffers (BatchNorm's statistics, for example): a model with averaged weights has the trained
+    model's buffers.
 
-    It is kept with the run: in checkpoints, where the run goes back, in replacements of lost
+    The average is part of checkpoints, goes back with the run, and is sent to replacements of lost
     workers. Every worker computes all of it, which reads the parameters and the average once and
     writes the average: 60 to 150 µs a step for a model of 1.7 MB. ::
 
@@ -35,15 +35,15 @@ class EMA(Callback):
         trainer.save("averaged.safetensors", model=averaged)
 
     Args:
-        decay: how much of the average stays in each step, 0 to 1.
+        decay: the fraction of the average that each step keeps, 0 to 1.
         start: the first step whose weights count, counted from 0 over the whole run.
 
     Attributes:
-        num_averaged: the steps that the average is over.
+        num_averaged: number of steps in the average.
 
     Raises:
-        TypeError: `start` is not a whole number.
-        ValueError: a number does not fit.
+        TypeError: `start` is not an integer.
+        ValueError: a number is not valid.
     """
 
     def __init__(self, decay: float = 0.999, *, start: int = 0) -> None:
@@ -56,18 +56,18 @@ class EMA(Callback):
         self.num_averaged = 0
 
     def forget(self) -> None:
-        """Forget the average of an earlier run."""
+        """Discard the average of an earlier run."""
         self.num_averaged, self._average, self._pairs = 0, {}, []
 
     def on_begin(self, fit: Fit) -> None:
-        """Go on with the average that the run has come with."""
+        """Check that the average restored with the run is of this model."""
         self._pairs = []
         if self.num_averaged:
             _check(self._average, fit.model)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Average."""
-        # Everybody has met since parameters were changed, and meets again before they are.
+        """Update the average."""
+        # All workers have synchronized since parameters changed, and do so again before the next.
         if step.number < self._start:
             return
         self.num_averaged += 1
@@ -80,7 +80,7 @@ class EMA(Callback):
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The averaged parameters, by name; to be read, not changed.
+        """The averaged parameters, by name. Do not change them.
 
         Raises:
             RuntimeError: there is no average yet.
@@ -93,7 +93,7 @@ class EMA(Callback):
         return self._average
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Copy a model, with the averaged weights; the trained one stays as it is.
+        """Return a copy of the model with the averaged weights; the trained one is unchanged.
 
         Raises:
             RuntimeError: there is no average yet.
@@ -108,21 +108,21 @@ class EMA(Callback):
         return averaged
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average, as it is."""
+        """Return the average, without copying it."""
         return {"num_averaged": self.num_averaged, "average": dict(self._average)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over an average."""
+        """Load an average."""
         self.num_averaged, self._average = int(state["num_averaged"]), dict(state["average"])
         self._pairs = []
 
     def _paired(self, model: nn.Module) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """Put averages and parameters side by side, by dtype and device, as torch wants them."""
+        """Return averages and parameters in lists, by dtype and device, as torch needs them."""
         if self._pairs:
             return self._pairs
         pairs: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for name, parameter in model.named_parameters():
-            # Another order of elements in memory could be another kernel, with other bits.
+            # Another memory layout could use another kernel, with different bits.
             average = torch.empty_like(parameter.detach()).copy_(self._average[name])
             self._average[name] = average
             averages, weights = pairs.setdefault((parameter.dtype, parameter.device), ([], []))
@@ -133,7 +133,7 @@ class EMA(Callback):
 
 
 def _check(average: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    """Refuse an average of another model: names, shapes or dtypes differ."""
+    """Raise ValueError if the average is of another model: names, shapes or dtypes differ."""
     here = {name: f"{p.dtype} of shape {(*p.shape,)}" for name, p in model.named_parameters()}
     there = {name: f"{a.dtype} of shape {(*a.shape,)}" for name, a in average.items()}
     for name in [*here, *there]:

@@ -1,7 +1,7 @@
 """Writes the event file: what happened in a run, one JSON object a line (`docs/events.md`).
 
-The lines of steps ascend, and each step is there once, also if workers are lost or the run goes
-back. Units are in the names; numbers that JSON lacks are the texts "nan", "inf" and "-inf".
+The lines of steps ascend, and each step appears once, even if workers are lost or the run goes
+back. Units are in the names; numbers that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from unisono.training.events.slowness import slowdowns_in
 NAME = "events.jsonl"
 FORMAT = 1
 
-# The order of what belongs to one step.
+# The order of the lines of one step.
 _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
-# How long to wait for times before a line is written without them. Whoever has not told of them is
-# late for the next step, too, so waiting takes no time; unless it has died.
+# How long to wait for times before writing a line without them. A worker that has not reported them
+# is also late for the next step, so waiting costs no time unless the worker has died.
 _TOLD_WITHIN_S = 2e-2
-# What hardly changes from step to step, and would be a third of a line.
+# For values that hardly change between steps but would be a third of a line.
 _SELDOM_EVERY_S = 0.1
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
@@ -43,14 +43,14 @@ _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 
 @final
 class EventLog(Callback):
-    """Writes the event file of a run; there by default where a run has a directory.
+    """Writes the event file of a run; always present if the run has a directory.
 
     Args:
         path: the file; None: ``events.jsonl`` in the run directory.
 
-    Workers report their times after a step, so its line is complete after the next step; at once
-    if there is one worker. It is written within a tenth of a second of training, and before the
-    next snapshot.
+    Workers report their times after a step, so its line is complete after the next step, or at once
+    with one worker. It is written within a tenth of a second of training, and before the next
+    snapshot.
     """
 
     may_fail = True
@@ -68,7 +68,7 @@ class EventLog(Callback):
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:
-        """Continue the file where the run continues, or begin it."""
+        """Continue the file if the run continues, otherwise begin it."""
         path = self.writes_to(fit.directory)
         if path is None:
             return
@@ -86,13 +86,13 @@ class EventLog(Callback):
                 journal.cut(fit.step)
                 if not (fit.has_joined and path.exists()):
                     journal.note(_start(fit, fit.step))
-            except Exception as error:  # others wait for what is said here
+            except Exception as error:  # the others wait for this result
                 return f"{type(error).__name__}: {error}"
             return ""
 
         trouble = ""
         if not fit.has_joined:
-            # Nobody may fail, and say so in a file that another run has left, before it is begun.
+            # The file may be another run's: no worker may write a failure there before this.
             trouble = fit.once(begin, "beginning the event file")
         elif fit.is_leader:
             trouble = begin()
@@ -103,7 +103,7 @@ class EventLog(Callback):
         self._seldom_due_s, self._begun_at = 0.0, fit.step
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Add the step before this one, and keep what is known of this one."""
+        """Add the line of the step before this one, and remember the facts of this one."""
         if self._journal is None:
             return
         self._add_pending(fit)
@@ -125,15 +125,15 @@ class EventLog(Callback):
             facts["has_more"] = True
         self._pending = step.number, facts
         if len(ranks) == 1:
-            self._add_pending(fit)  # nobody else has anything to tell
+            self._add_pending(fit)  # no other worker reports times
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
-        """Write what a validation found."""
+        """Write the result of a validation."""
         facts = {"step": fit.step, "epoch": fit.epoch, "seconds": seconds, "means": dict(means)}
         self._add(fit, "evaluation", fit.step, facts)
 
     def on_checkpoint(self, fit: Fit, step: int) -> None:
-        """Write that a checkpoint was asked for."""
+        """Write that a checkpoint was requested."""
         self._add(fit, "checkpoint", step, {"step": step})
 
     def on_snapshot(self, fit: Fit) -> None:
@@ -141,30 +141,30 @@ class EventLog(Callback):
         if self._journal is None or not fit.is_leader:
             return
         if self._pending is not None:
-            # All have done the step, and are about to tell of their times.
+            # All workers have done the step and are about to report their times.
             until_s = perf_counter() + _TOLD_WITHIN_S
             while None in _times(fit, *self._pending) and perf_counter() < until_s:
                 os.sched_yield()
         self._add_pending(fit)
-        self._journal.take_over()  # what a leader that was lost has held back, too
+        self._journal.take_over()  # includes lines that a lost leader held back
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
-        """Write who computes now."""
+        """Write which workers compute now."""
         lost = [rank for rank in before if rank not in fit.ranks]
         if not before:
             lost = list(range(fit.facts["world_size"]))
         joined = [rank for rank in fit.ranks if rank not in before]
         if joined:
-            # All have met since the newest step, of which those who join know nothing.
+            # All have synchronized since the newest step, of which new workers know nothing.
             self._write_pending(fit)
         if self._journal is not None and fit.is_leader:
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
-            # There may be lines of steps that were undone by some who did not live to cut them.
+            # Undone steps may have left lines if the workers that went back died before the cut.
             self._journal.cut(fit.step)
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Remove the lines of the steps that come again."""
+        """Remove the lines of the steps that will be repeated."""
         if self._pending is not None and self._pending[0] >= fit.step:
             self._pending = None
         if self._journal is not None:
@@ -185,7 +185,7 @@ class EventLog(Callback):
         self._add(fit, "end", fit.step, facts)
         self._close()
         if fit.is_leader and (path := self.writes_to(fit.directory)) is not None:
-            with suppress(OSError):  # the journal has complained
+            with suppress(OSError):  # the journal has reported it
                 for one in slowdowns_in(path, {**fit.facts, "step": self._begun_at}) or ():
                     say_alone(fit, one.line)
 
@@ -204,7 +204,7 @@ class EventLog(Callback):
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Return whether this worker writes how the call ends."""
         if isinstance(error, PeerLostError):
-            # One that was killed has left no word: the first of those who miss it writes theirs.
+            # A killed worker writes nothing: the first of the others writes for it.
             is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
             return not is_told and fit.rank == min(set(fit.ranks) - {error.rank}, default=None)
         return fit.is_leader or not _signal_of(error)
@@ -218,17 +218,17 @@ class EventLog(Callback):
         self._journal.add(place, lambda: encode(event, **facts))
 
     def _write_pending(self, fit: Fit) -> None:
-        """Write all that is known so far."""
+        """Write everything known so far."""
         self._add_pending(fit)
         if self._journal is not None:
             self._journal.flush()
 
     def _add_pending(self, fit: Fit) -> None:
-        """Add the newest step, whose times are known now."""
+        """Add the line of the newest step, whose times are now known."""
         if self._pending is None or self._journal is None:
             return
         (number, facts), self._pending = self._pending, None
-        # Now: who adds it in the place of one that is lost may come too late for the times.
+        # Now: a worker that adds the line for a lost one may come too late for the times.
         more = _more(fit, facts["ranks"]) if facts.pop("has_more", False) else {}
         make = functools.partial(step_line, facts, _times(fit, number, facts), **more)
         self._journal.add(number, make, may_wait=True)
@@ -240,12 +240,12 @@ class EventLog(Callback):
 
 
 def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None]:
-    """Read the times that each worker has reported; None for one that has not."""
+    """Return the times that each worker has reported; None for one that has not."""
     return [fit.times(rank, number) for rank in facts["ranks"]]
 
 
 def _more(fit: Fit, ranks: Sequence[int]) -> dict[str, list[Any]]:
-    """Read what few lines tell of each worker: its device's memory, and its wait for a core."""
+    """Return what only some lines contain: each worker's device memory, and its wait for a core."""
 
     def delayed_s(pid: int | None) -> float | None:
         times = None if pid is None else thread_times(Path(f"/proc/{pid}"))
@@ -259,7 +259,7 @@ def _more(fit: Fit, ranks: Sequence[int]) -> dict[str, list[Any]]:
 
 
 def _signal_of(error: BaseException) -> str:
-    """Name the signal that asked the program to end; empty if it ends by itself."""
+    """Return the name of the signal that ends the program; empty if it ends by itself."""
     if isinstance(error, KeyboardInterrupt):
         return "SIGINT"
     status = error.code if isinstance(error, SystemExit) else None
@@ -267,11 +267,11 @@ def _signal_of(error: BaseException) -> str:
 
 
 def encode(event: str, **facts: Any) -> bytes:
-    """Write one line of the file."""
+    """Return one line of the file."""
     line = {"event": event, "time_unix_s": time.time(), **facts}
     try:
         text = _JSON.encode(line)
-    except ValueError:  # most lines have no NaN
+    except ValueError:  # rare: a line with NaN
         text = _JSON.encode(_in_words(line))
     return text.encode() + b"\n"
 
@@ -279,8 +279,8 @@ def encode(event: str, **facts: Any) -> bytes:
 def step_line(
     facts: Mapping[str, Any], rows: Sequence[Times | None], **more: Sequence[Any]
 ) -> bytes:
-    """Write the line of a step: what is known of it, each worker's times, by phase, and `more`."""
-    # By hand, as it is written after each step: the encoder takes three times as long.
+    """Return the line of a step: its facts, each worker's times by phase, and `more`."""
+    # Formatted by hand, as it is written after each step: the encoder takes three times longer.
     columns = [
         f'"{name}":[{",".join([f"{row[at]:.6f}" if row is not None else "null" for row in rows])}]'
         for at, name in enumerate(Times._fields)
@@ -290,7 +290,7 @@ def step_line(
 
 
 def place_of(line: bytes) -> float | None:
-    """Return where a line belongs, for :class:`Journal`; None of what belongs to no step."""
+    """Return where a line belongs, for :class:`Journal`; None if it belongs to no step."""
     try:
         facts = json.loads(line)
         event, step = facts["event"], int(facts["step"])
@@ -300,7 +300,7 @@ def place_of(line: bytes) -> float | None:
 
 
 def _in_words(value: Any) -> Any:
-    """Put words where JSON has no numbers."""
+    """Replace numbers that JSON lacks by strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,14 +1,14 @@
-"""A file with lines for each step, that stays right whatever becomes of the run.
+"""A file with lines for each step that stays correct whatever happens to the run.
 
-Every worker knows the newest lines; one writes. When it is lost, another continues where the file
-ends. When steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut.
-A last line without its end is torn and is cut, too. A full disk or a folder that cannot be written
-ends no run: it is reported, and every line after it is tried again. Nothing is synced.
+Every worker knows the newest lines; one writes. If it is lost, another continues at the end of the
+file. If steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut; so
+is a torn last line, which has no newline. A full disk or a read-only folder does not end the run:
+it is reported, and every later line is tried again. Nothing is synced.
 
-A line may be held back for a moment and be written with those that follow it: between two steps
-every cache is cold, and to write eight lines takes little longer than to write one. The writer
-looks first whether the file ends where it has left it; if not, another worker has written, and it
-adds what the file lacks.
+A line may be held back for a moment and written with those that follow it: between two steps every
+cache is cold, and writing eight lines takes little longer than writing one. The writer first checks
+that the file ends where it left it; if not, another worker has written, and it adds what the file
+lacks.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from unisono.runtime.notices import say, shown
 from unisono.runtime.plainfile import is_at, open_plain
 from unisono.training.callbacks.callback import Callback, Fit
 
-# Lines that a worker that is lost had not written yet: those held back, and some more.
+# Lines that a lost worker may not have written: those held back, and some more.
 _KNOWN = 16
 _HELD_AT_MOST, _HELD_S = 8, 0.1
 _LOCK_TRIES, _LOCK_S = 100, 0.01
-_BARRED_S = 1.0  # until it is asked again whether something may be written
+_BARRED_S = 1.0  # before checking again whether writing is allowed
 _BLOCK_BYTES = 1 << 20
 _NOWHERE = -1
 
-# From a line to its place in the run: the step that it belongs to, and a fraction that orders the
-# lines of one step. None: it belongs to no step and always stays.
+# Returns a line's place in the run: its step, and a fraction that orders the lines of one step.
+# None: the line belongs to no step and always stays.
 PlaceOf = Callable[[bytes], float | None]
 _Line = tuple[float, Callable[[], bytes]]
 
 
 @final
 class Journal:
-    """One file; the leader writes it, and makes it and its folder with the first line.
+    """One file; the leader writes it, and creates it and its folder with the first line.
 
-    Lines for which `place_of` tells a place ascend. `anew` gives the lines with which a file begins
-    in the place of one that was removed while it was written, from the next line's place.
+    Lines for which `place_of` returns a place ascend. `anew` returns the first lines of a file that
+    replaces one removed while it was written, given the next line's place.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class Journal:
         self._fd = -1
         self._known: deque[_Line] = deque(maxlen=_KNOWN)
         self._held: list[_Line] = []
-        self._end = _NOWHERE  # where the file ends, as this worker left it
+        self._end = _NOWHERE  # the size of the file when this worker left it
         self._last = -1.0  # the place of its last line then
         self._wrote_at_s = 0.0
         self._barred_at_s = -math.inf
         self._has_complained = False
 
     def add(self, place: float, make: Callable[[], bytes], *, may_wait: bool = False) -> None:
-        """Add a line; every worker does, so that whoever leads next knows it.
+        """Add a line. Every worker calls it, so that the next leader knows the line.
 
-        `place`: where it belongs, above that of the line before; `make` gives it, now or later;
-        `may_wait`: it may be held back, until the eighth, or the next after a tenth of a second.
+        `place`: where it belongs, above the place of the line before; `make` returns it, now or
+        later; `may_wait`: hold it back, until the eighth, or the next after a tenth of a second.
         """
         writes = self._fit.is_leader
         if not writes:
@@ -87,23 +87,23 @@ class Journal:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write the lines that are held back."""
         if self._held:
             self._write(b"")
 
     def take_over(self) -> None:
-        """Become the writer: write what the last one may have left out."""
+        """Become the writer: write what the previous one may have left out."""
         self._write(b"")
 
     def note(self, line: bytes) -> None:
-        """Add a line that belongs to no step, after all that this worker knows; any worker may."""
+        """Add a line that belongs to no step, after all lines known here; any worker may."""
         is_mine = self._fd >= 0
         self._write(line)
         if not is_mine:
             self._let_go()
 
     def last(self) -> bytes:
-        """Read the last whole line of the file; empty if there is none."""
+        """Return the last whole line of the file; empty if there is none."""
         is_mine = self._fd >= 0
         if not is_mine and not (os.path.exists(self._path) and self._opens()):
             return b""
@@ -117,14 +117,14 @@ class Journal:
                 self._let_go()
 
     def cut(self, step: int) -> None:
-        """Remove the lines of `step` and of all after it."""
+        """Remove the lines of `step` and of all steps after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
         self._held = [one for one in self._held if one[0] < step]
         if self._fit.is_leader and os.path.exists(self._path):
             self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
-        """Rename the file, if there is one, since another run begins; a folder keeps its name."""
+        """Rename the file, if there is one, because another run begins; folders keep their name."""
         self.close()
         self._known.clear()
         path = self._path
@@ -136,7 +136,7 @@ class Journal:
             self._complain(error)
 
     def close(self) -> None:
-        """Write what is held back, and close the file."""
+        """Write the lines that are held back, and close the file."""
         self.flush()
         self._let_go()
 
@@ -154,13 +154,13 @@ class Journal:
         return self._fd >= 0
 
     def _write(self, line: bytes, but_cut_at: int | None = None) -> None:
-        """Write what is held back, or all that the file lacks, and then `line`."""
+        """Write the lines held back, or all that the file lacks, and then `line`."""
         held, self._held = self._held, []
         self._wrote_at_s = time.monotonic()
         if self._wrote_at_s - self._barred_at_s < _BARRED_S:
             return
         is_open = self._fd >= 0
-        # A file that is where it was is in the folder that there was.
+        # A file that is where it was is also in the same folder.
         is_anew = is_open and not is_at(self._path, self._fd)
         if (is_anew or not is_open) and (trouble := trouble_at(self._fit, self._path)):
             self._barred_at_s = self._wrote_at_s
@@ -185,9 +185,9 @@ class Journal:
                     self._last = self._place_of_last()
                     for place, make in self._known:
                         if place > self._last:
-                            self._append(make())  # one may depend on what is in the file
+                            self._append(make())  # a line may depend on what is in the file
                             self._last = place
-                # Another may have written one of these before this worker did.
+                # Another worker may have written one of these before.
                 held = [one for one in held if one[0] > self._last]
                 self._append(b"".join([make() for _, make in held]) + line)
                 self._last = max([self._last, *(place for place, _ in held)])
@@ -200,7 +200,7 @@ class Journal:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the file; do not wait long for a worker that holds the lock and stands still."""
+        """Lock the file, without waiting long for a stopped worker that holds the lock."""
         for _ in range(_LOCK_TRIES):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -216,7 +216,7 @@ class Journal:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _backwards(self) -> Iterator[tuple[int, bytes]]:
-        """Read the lines from the last one on, each with where it begins; the last may be torn."""
+        """Yield the lines from the last one on, with their offsets; the last may be torn."""
         begin, rest = os.fstat(self._fd).st_size, b""
         while begin:
             start = max(0, begin - _BLOCK_BYTES)
@@ -230,7 +230,7 @@ class Journal:
                 yield at, line
 
     def _place_of_last(self) -> float:
-        """Find the last place in the file; cut a torn line."""
+        """Return the last place in the file; cut a torn line."""
         for at, line in self._backwards():
             if not line.endswith(b"\n"):
                 os.ftruncate(self._fd, at)
@@ -239,7 +239,7 @@ class Journal:
         return -1.0
 
     def _cut(self, step: int) -> None:
-        """Take out what belongs to `step` or comes after it."""
+        """Remove the lines that belong to `step` or come after it."""
         stay: list[bytes] = []
         first, num_stay = None, 0
         for at, line in self._backwards():
@@ -259,7 +259,7 @@ class Journal:
             return
         written = os.write(self._fd, data)
         if written < len(data):
-            # Half a line is worse than none: the rest would be taken for another.
+            # Half a line is worse than none: the next one would be appended to it.
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -274,7 +274,7 @@ class Journal:
 
 
 def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
-    """Return where a callback writes, whatever the working directory becomes during ``fit``."""
+    """Return where a callback writes, even if the working directory changes during ``fit``."""
     path = callback.writes_to(fit.directory)
     if path is None:
         raise ValueError(
@@ -285,7 +285,7 @@ def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
 
 
 def trouble_at(fit: Fit, path: Path) -> str:
-    """Describe why nothing may be written at a path; empty if it may, or lies elsewhere.
+    """Return why nothing may be written at a path; empty if writing is allowed.
 
     The run directory may have become another job's. If it was only removed, it is locked again.
     """
@@ -297,8 +297,8 @@ def trouble_at(fit: Fit, path: Path) -> str:
 def say_alone(fit: Fit, line: str) -> None:
     """Show a line that only this worker knows.
 
-    ``fit.say`` shows what the first worker says. After rank 0 was lost and replaced the leader is
-    another one; its line goes to the standard error then, beside the progress bar.
+    ``fit.say`` shows what the first worker says. Once rank 0 was lost and replaced, the leader is
+    another worker; its line then goes to standard error, beside the progress bar.
     """
     if fit.is_first:
         fit.say(line)

@@ -1,15 +1,15 @@
-"""Loggers: TensorBoard, W&B and MLflow get what the event file has.
+"""Loggers: TensorBoard, W&B and MLflow receive what the event file contains.
 
 ::
 
     leader ──► event file ──► one process: EventReader ──► Sender ──► files and servers of loggers
-       ├── for whom, how `fit` ended ───►│                 (a thread for each logger)
+       ├── settings, end of `fit` ──────►│                 (a thread for each logger)
        │◄── a line for each that fails ──┘
 
 Training writes the event file and nothing else, so a logger that fails, hangs or prints cannot
-disturb it, and the event file's guarantees are theirs: each step once, whoever is lost. If the
-leader is lost, the process sends what is in the file and ends; the next leader starts another one,
-which waits for that end and continues the same runs of the loggers.
+disturb it, and the file's guarantee holds for loggers: each step once, whichever worker is lost. If
+the leader is lost, its process sends the rest of the file and ends; the next leader starts another
+process, which waits for that end and continues the same runs of the loggers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from unisono.training.callbacks.summary import Summary
 
 _LOCK_FILE = ".loggers"
 _LOOK_EVERY_S = 1.0
-_FAIL_WITHIN_S = 5.0  # after an exception or Ctrl-C, whose launcher does not wait for long
-_GRACE_S = 5.0  # beyond what the process has to end
+_FAIL_WITHIN_S = 5.0  # after an exception or Ctrl-C: the launcher does not wait long
+_GRACE_S = 5.0  # beyond the time that the process has to end
 _CHUNK_BYTES = 1 << 16
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
@@ -51,13 +51,13 @@ _FACTS = ("batch_size", "shards", "seed", "world_size", "num_samples", "num_para
 
 
 class Logger(Callback):
-    """Has the numbers of steps sent to a logger, each once. Abstract.
+    """Sends the numbers of each step to a logger, once. Abstract.
 
     Attributes:
-        product: what it is called in messages.
-        package: what must be installed; also the extra and the folder.
-        opens: its run, in the process of the loggers.
-        path: where it writes in the call of ``fit`` under way.
+        product: the name in messages.
+        package: the package to install; also the name of the extra and of the folder.
+        opens: the class of its run, in the process of the loggers.
+        path: where it writes in the current call of ``fit``.
     """
 
     product: ClassVar[str]
@@ -80,7 +80,7 @@ class Logger(Callback):
         self._config = _as_json("config", config or {})
         self._given = None if path is None else path_given(path)
         self._every = check_whole("every", every, at_least=1)
-        LOGGER.in_s()  # a wrong variable is told before training
+        LOGGER.in_s()  # reports a wrong variable before training
         self.path = Path()
 
     def writes_to(self, directory: Path | None) -> Path | None:
@@ -88,7 +88,7 @@ class Logger(Callback):
         return self._given or (directory and directory / self.package)
 
     def on_begin(self, fit: Fit) -> None:
-        """Refuse what stands in the way of its files."""
+        """Raise if something is in the way of the logger's files."""
         self.path = path_of(self, fit, f"{self.product} writes", f'{self.name}(path="runs/mine")')
         if fit.has_joined:
             return
@@ -97,7 +97,7 @@ class Logger(Callback):
         check_plain(self.path / RUN_FILE)
 
     def as_json(self, fit: Fit) -> dict[str, Any]:
-        """Describe it to the process of the loggers."""
+        """Return a description for the process of the loggers."""
         return {
             "product": self.product,
             "home": [type(self).__module__, type(self).__name__],
@@ -112,7 +112,7 @@ class Logger(Callback):
 
 @final
 class Loggers(Callback):
-    """Has one process read the event file for all loggers: see ``logger_feed.py``."""
+    """Starts one process that reads the event file for all loggers: see ``logger_feed.py``."""
 
     may_fail = True
 
@@ -124,12 +124,12 @@ class Loggers(Callback):
         self._is_off = True
 
     def on_begin(self, fit: Fit) -> None:
-        """Continue the loggers' runs where the run continues, or begin others."""
+        """Continue the loggers' runs if the run continues, otherwise begin new ones."""
         self._is_off = False
         self._look(fit, None if fit.has_joined else fit.step)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """See, once a second, what the process has to say."""
+        """Show, once a second, what the process reports."""
         if time.monotonic() - self._looked_at_s >= _LOOK_EVERY_S:
             self._look(fit)
 
@@ -147,7 +147,7 @@ class Loggers(Callback):
         self._end(fit, "stopped" if is_stopped else "failed", _FAIL_WITHIN_S)
 
     def _look(self, fit: Fit, from_step: int | None = None) -> None:
-        """Start the process on the leader, or tell what it says."""
+        """Start the process on the leader, or show what it reports."""
         self._looked_at_s = time.monotonic()
         if self._process is not None:
             self._relay(fit, self._process)
@@ -165,8 +165,8 @@ class Loggers(Callback):
     def _started(self, fit: Fit, from_step: int | None) -> subprocess.Popen[bytes]:
         """Start the process.
 
-        The lock file is locked here if it can be at once: the first leader's process has it before
-        the next one's, however long they take to start.
+        The file is locked here if it is free, so that the first leader's process has the lock
+        before the next one's, however long they take to start.
         """
         work = {
             "events": str(self._events),
@@ -177,7 +177,7 @@ class Loggers(Callback):
         self._events.parent.mkdir(parents=True, exist_ok=True)
         fd = open_plain(self._lock_file, os.O_RDWR | os.O_CREAT)
         try:
-            with contextlib.suppress(OSError):  # another has it, or a file system without locks
+            with contextlib.suppress(OSError):  # locked already, or a file system without locks
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             process = subprocess.Popen(
                 [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3]), str(fd)],
@@ -196,7 +196,7 @@ class Loggers(Callback):
         return process
 
     def _end(self, fit: Fit, status: str | None, within_s: float) -> None:
-        """Have the process send all, and wait for its end; with a status there is no other one."""
+        """Make the process send everything and end; with a status it is not started again."""
         self._is_off |= status is not None  # until the next call of `fit`
         if (process := self._process) is None:
             return
@@ -214,16 +214,16 @@ class Loggers(Callback):
         _pipe(process.stdout).close()
 
     def _relay(self, fit: Fit, process: subprocess.Popen[bytes]) -> None:
-        """Tell the lines that have come from the process."""
+        """Show the lines that the process has written."""
         while said := _pipe(process.stdout).read(_CHUNK_BYTES):
             for line in said.decode(errors="replace").splitlines():
                 say_alone(fit, line)
 
 
 def with_loggers(callbacks: Sequence[Callback], directory: Path | None) -> list[Callback]:
-    """Add the one that serves the loggers among some callbacks, the event log among them.
+    """Add a callback that serves the loggers among some callbacks, and may replace the event log.
 
-    A run without a directory has an event file beside the first logger's.
+    Without a run directory, the event file is beside the first logger's path.
     """
     loggers = [one for one in callbacks if isinstance(one, Logger)]
     events = next(one for one in callbacks if isinstance(one, EventLog)).writes_to(directory)
@@ -242,12 +242,12 @@ def _pipe(end: IO[bytes] | None) -> IO[bytes]:
 
 
 def _write(process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # it has ended, which is told elsewhere
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and `_end` reports that
         _pipe(process.stdin).write(json.dumps(message).encode() + b"\n")
 
 
 def _facts(fit: Fit) -> dict[str, Any]:
-    """List hyperparameters that are known; neither the command nor the machine leaves it."""
+    """Return hyperparameters for loggers: neither the command nor the machine is among them."""
     facts = {name: fit.facts[name] for name in _FACTS if name in fit.facts}
     facts["optimizer"] = type(fit.optimizer).__name__
     return facts | {

@@ -1,11 +1,12 @@
-"""What the process of the loggers does: it follows the event file, and has each step sent once.
+"""The process of the loggers: it follows the event file, and sends each step once.
 
-The file has each step once, but may be read again from its beginning: it is cut when a run goes
-back. Steps that come again have the same numbers, so what was sent once is not sent again.
-If the folder of the event file is moved away or becomes another job's, all of this ends.
+The file contains each step once, but may be read again from its beginning, because it is cut when a
+run goes back. Repeated steps have the same numbers, so what was sent is not sent again. If the
+folder of the event file is moved away or becomes another job's, the process ends.
 
-A line of JSON says what to do; another one, how the call of ``fit`` ended and how long that may
-take, is missing if the leader is lost. Lines for the user come out. torch is not loaded.
+One line of JSON on standard input says what to do; another, which is missing if the leader is lost,
+says how the call of ``fit`` ended and how long sending may take. Lines for the user are written to
+standard output. torch is not loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from unisono.training.events.follow import EventReader
 
 RUN_FILE = "run.json"
 _LOOK_EVERY_S = 0.5
-_LEFT_S = 600  # so long it sends what a lost leader has left, and the next one waits for it
+_LEFT_S = 600  # to send what a lost leader left; the next process waits
 _ROWS_AT_ONCE = 1000
 
 
@@ -45,7 +46,7 @@ class Row(NamedTuple):
 class Opening(NamedTuple):
     """What a logger is opened with.
 
-    `from_step`: where the call of ``fit`` begins, 0 for another run, None if it is under way;
+    `from_step`: where the call of ``fit`` begins, 0 for another run, None if it is already running;
     `run_id` finds the logger's run again.
     """
 
@@ -58,24 +59,24 @@ class Opening(NamedTuple):
 
 
 class LoggerRun(Protocol):
-    """A run of a logger that is open."""
+    """An open run of a logger."""
 
     def __init__(self, opening: Opening) -> None: ...
 
     @property
     def run_id(self) -> str:
-        """What finds it again."""
+        """The id that finds the run again."""
 
     def log(self, rows: list[Row]) -> None:
-        """Take rows, of ascending steps; the same step may come twice, with other names."""
+        """Log rows with ascending steps; a step may come twice, with other names."""
 
     def end(self, status: str) -> None:
-        """Close: "finished", "failed", "stopped", or "" if it will continue."""
+        """Close the run: "finished", "failed", "stopped", or "" if it will continue."""
 
 
 @final
 class Sender:
-    """Sends rows to a logger's run, each once; ``run.json`` has its id and last steps."""
+    """Sends rows to a logger's run, each once; ``run.json`` stores its id and last steps."""
 
     def __init__(self, opening: Opening, begin: type[LoggerRun]) -> None:
         opening.path.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ class Sender:
             self._add("validation", event.step - 1, event, values)
 
     def flush(self) -> None:
-        """Send what has come: there is no more for now."""
+        """Send the rows taken so far."""
         if self._rows:
             rows, self._rows = self._rows, []
             self._run.log(rows)
@@ -118,7 +119,7 @@ class Sender:
                 self.flush()
 
     def _keep(self) -> None:
-        """Write down what was sent."""
+        """Write what was sent to ``run.json``."""
         text = json.dumps({"id": self._run.run_id, "sent": self._sent}).encode()
         os.pwrite(self._fd, text, 0)
         os.ftruncate(self._fd, len(text))
@@ -135,7 +136,7 @@ def _of_step(event: StepDone) -> dict[str, float]:
 
 
 def no_numbers(product: str, why: str) -> str:
-    """Say in words that a logger is switched off."""
+    """Return the message that a logger is switched off."""
     return (
         f"{product} must take the numbers of each step, but does not ({why}): they are missing "
         f"there; training goes on."
@@ -144,7 +145,7 @@ def no_numbers(product: str, why: str) -> str:
 
 @final
 class _Feed:
-    """The threads of the loggers, and what ends them, as when the lock file is moved."""
+    """The threads of the loggers, and what ends them, such as a moved lock file."""
 
     def __init__(self, work: dict[str, Any], lock_fd: int, said_fd: int) -> None:
         self._work, self._said_fd = work, said_fd
@@ -153,7 +154,7 @@ class _Feed:
         self._status = ""
 
     def go_through(self, lines: BinaryIO) -> None:
-        """Serve the loggers until the leader says how the call ended, or is lost."""
+        """Serve the loggers until the leader reports how the call ended, or is lost."""
         loggers = self._work["loggers"]
         serving = [
             threading.Thread(target=self._serve, args=(one,), daemon=True) for one in loggers
@@ -194,16 +195,16 @@ class _Feed:
         sender.end(self._status)
 
     def _say(self, product: str, why: str) -> None:
-        line = shown(no_numbers(product, why), 4000)  # so that it is written in one go
+        line = shown(no_numbers(product, why), 4000)  # short enough for a single write
         os.write(self._said_fd, line.encode(errors="replace") + b"\n")
 
 
 def main() -> None:
-    """Serve loggers; the end of standard input ends it."""
+    """Serve loggers until standard input ends."""
     for signum in ENDING_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     said_fd = os.dup(1)
-    os.dup2(2, 1)  # loggers print
+    os.dup2(2, 1)  # loggers print to standard output
     lines = os.fdopen(0, "rb")
     if not (work := lines.readline()):
         return
@@ -213,4 +214,4 @@ def main() -> None:
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
     signal.alarm(0)
     _Feed(json.loads(work), lock_fd, said_fd).go_through(lines)
-    os._exit(0)  # whatever a logger wants to wait for, it was waited for
+    os._exit(0)  # a logger's own threads had their time

@@ -1,7 +1,7 @@
-"""The callback that shows a run: a bar on a terminal, lines elsewhere, one line in a notebook.
+"""The callback that displays a run: a bar on a terminal, lines elsewhere, one line in a notebook.
 
-A run that can no longer be shown (a full disk, a pipe that nobody reads, an output that the program
-has closed or replaced by another) goes on.
+A run that can no longer be displayed (a full disk, a pipe that nobody reads, an output that the
+program has closed or replaced) continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unisono.runtime.workers.supervisor import has_launcher
 from unisono.training.callbacks.callback import Callback, DoneStep, Fit
 from unisono.training.callbacks.summary import Summary
 
-with generators_put_back():  # it draws as it is imported, be it after the program's seed
+with generators_put_back():  # draws on import, maybe after the program's seed
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -38,14 +38,14 @@ _BAR_WIDTH = 30
 
 
 class _Output(Console):
-    """Standard output. If its reader has gone, rich would end the program."""
+    """Standard output. rich would end the program if the reader is gone; this does not."""
 
     def on_broken_pipe(self) -> None:
-        raise  # what rich has just caught
+        raise  # the error that rich has just caught
 
 
 def display(console: Console | None = None) -> Display:
-    """Choose what a run is shown on: the notebook's cell, a bar, or lines."""
+    """Return what to display a run on: the notebook's cell, a bar, or lines."""
     if console is None:
         if launcher_draws() and has_launcher():
             supervisor = context().supervisor
@@ -58,14 +58,14 @@ def display(console: Console | None = None) -> Display:
 
 
 class _OnConsole:
-    """What a display has to say goes to a console."""
+    """Prints a display's lines on a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def say(self, line: str) -> None:
-        """Show one line that stays."""
-        # Not every output has letters such as → and ×.
+        """Print one line that stays."""
+        # Some encodings lack characters such as → and ×.
         encoding = getattr(self._console.file, "encoding", None) or "utf-8"
         fitting = shown_lines(line).encode(encoding, "replace").decode(encoding)
         self._console.print(fitting, highlight=False, markup=False, soft_wrap=True)
@@ -73,16 +73,16 @@ class _OnConsole:
 
 @final
 class Lines(_OnConsole):
-    """Prints lines, and now and then how far the run is."""
+    """Prints lines, and from time to time the run's progress."""
 
-    every_s = 30.0  # from one state that is shown to the next
+    every_s = 30.0  # between two states
 
     def start(self, state: DisplayState) -> None:
-        """Begin with a run."""
+        """Start displaying a run."""
         self._shown = state
 
     def show(self, state: DisplayState) -> None:
-        """Show how far the run is."""
+        """Display the run's progress."""
         before, self._shown = self._shown, state
         rate = (state.samples - before.samples) / (state.seconds - before.seconds)
         self.say(
@@ -91,12 +91,12 @@ class Lines(_OnConsole):
         )
 
     def stop(self, state: DisplayState) -> None:
-        """Leave the terminal as it was; the run may go on elsewhere."""
+        """Leave the terminal as it was; the run may continue elsewhere."""
 
 
 @final
 class Bar(_OnConsole):
-    """Shows a bar, redrawn a few times a second from the training loop itself."""
+    """Draws a bar, redrawn a few times a second from the training loop itself."""
 
     every_s = 0.25
 
@@ -105,33 +105,33 @@ class Bar(_OnConsole):
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def start(self, state: DisplayState) -> None:
-        """Begin with a run."""
+        """Start displaying a run."""
         self._live.start()
         self.show(state)
 
     def show(self, state: DisplayState) -> None:
-        """Show how far the run is, the bar as wide as the terminal leaves it room now."""
+        """Display the run's progress in a bar that fits the terminal's current width."""
         line = state.line(max(0, min(_BAR_WIDTH, self._console.width - 70)))
         if self._console.options.ascii_only:
             line = line.replace("━", "#").replace("─", "-")
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def stop(self, state: DisplayState) -> None:
-        """Leave the terminal as it was; the run may go on elsewhere."""
+        """Leave the terminal as it was; the run may continue elsewhere."""
         self._live.stop()
 
 
 Display: TypeAlias = Lines | Bar | Observed
-"""Shows a run: it starts and stops, states follow, and lines that stay may be said."""
+"""Displays a run: it starts and stops, receives states, and prints lines that stay."""
 
 
 @final
 class Progress(Callback):
-    """Shows the run and what is said about it, on one worker at a time. Always there.
+    """Displays the run and its messages, on one worker at a time. Always present.
 
     Args:
-        make: makes what it is shown on, on the worker for which ``fit.is_first`` holds.
-        clock: gives the time in seconds.
+        make: returns the display, on the worker for which ``fit.is_first`` holds.
+        clock: returns the time in seconds.
     """
 
     may_fail = True
@@ -147,7 +147,7 @@ class Progress(Callback):
         self._count = Count(0.0, clock)
 
     def on_begin(self, fit: Fit) -> None:
-        """Show where the run begins."""
+        """Start the display at the step where the run begins."""
         self._stop()
         self._display = None
         self._fit, self._done, self._total = fit, fit.step, fit.end_step
@@ -155,11 +155,11 @@ class Progress(Callback):
         self._show(lambda display: None)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Count a step, unless it has come before the run went back."""
+        """Count a step, unless it was counted before the run went back."""
         if step.number < self._done:
             return
         if step.number > self._done:
-            self._drop()  # a replacement has not seen the steps before
+            self._drop()  # a replacement has not counted the steps before
         self._done = step.number
 
         def count(display: Display) -> None:
@@ -181,12 +181,12 @@ class Progress(Callback):
         self._is_under_way = False
 
     def say(self, fit: Fit, line: str) -> None:
-        """Show one line that stays."""
+        """Print one line that stays."""
         self._fit = fit
         self._show(lambda display: display.say(line))
 
     def _show(self, act: Callable[[Display], None]) -> None:
-        """Do something with the display, if this worker is the one that shows the run."""
+        """Act on the display if this worker displays the run; otherwise drop the display."""
         if self._fit is None or not self._fit.is_first:
             self._drop()
         elif not self._is_broken:
@@ -198,7 +198,7 @@ class Progress(Callback):
     def _begun(self) -> Display:
         if self._display is None:
             self._display = self._make()
-            # What is said before the run begins, or after it, is a line and no more.
+            # Lines printed before or after the run need no progress display.
             if self._is_under_way:
                 self._count = Count(self._display.every_s, self._clock)
                 self._display.start(self._count.start(self._done, self._total))
@@ -212,7 +212,7 @@ class Progress(Callback):
                 self._give_up(error)
 
     def _drop(self) -> None:
-        """Let another display begin, here or on another worker."""
+        """Stop this display, so that another one can begin, here or on another worker."""
         self._stop()
         self._display = None
 

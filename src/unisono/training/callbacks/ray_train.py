@@ -1,7 +1,7 @@
-"""Reports a run to Ray Train: its metrics, and checkpoints that outlive a node.
+"""Reports a run to Ray Train: its metrics, and checkpoints that survive the loss of a node.
 
-Ray has each report wait for all workers, so all report at the same places. The leader's report
-has a checkpoint with it once one was written; Ray copies it to its storage.
+In Ray each report waits for all workers, so all report at the same places. The leader's report
+includes a checkpoint once one is written; Ray copies it to its storage.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from unisono.training.callbacks.summary import Summary
 class RayTrain(Callback):
     """Reports to Ray Train; needs ``pip install 'unisono[ray]'``.
 
-    Make it in the function that ``ray.train.torch.TorchTrainer`` runs. It reports after each
+    Create it in the function that ``ray.train.torch.TorchTrainer`` runs. It reports after each
     validation, epoch and checkpoint, and at the end: ``step`` and ``epoch`` done, ``train/loss``
     and so on of the last step, ``validation/loss`` and so on of the newest validation, at the end
     ``digest``. Ray's ``Result`` keeps the metrics of reports with a checkpoint, so pass a
     `directory`. Training waits while a checkpoint is written and copied to Ray's storage; if that
     fails, the run ends, and Ray's ``FailureConfig`` applies.
 
-    If Ray's newest checkpoint is newer than those in `directory`, as on another node, it is copied
-    there before ``fit`` resumes. So only one directory of the function may have this callback.
+    If Ray has a newer checkpoint than `directory`, as on another node, it is copied there before
+    ``fit`` resumes. So only one directory of the function may have this callback.
 
-    Ray takes reports every 2 s (``RAY_TRAIN_HEALTH_CHECK_INTERVAL_S``); training waits for more
-    frequent ones. A checkpoint counts for Ray once it has the reports of all workers. For Ray Tune,
+    Ray accepts a report every 2 s (``RAY_TRAIN_HEALTH_CHECK_INTERVAL_S``); training waits if they
+    are more frequent. Ray counts a checkpoint once all workers have reported it. For Ray Tune,
     start a ``TorchTrainer`` in each trial, with ``TuneReportCallback()`` among the callbacks of its
-    ``RunConfig``. Old copies go with ``CheckpointConfig(num_to_keep=2)``.
+    ``RunConfig``. ``CheckpointConfig(num_to_keep=2)`` deletes old copies.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        RuntimeError: it is made outside of that function.
+        RuntimeError: it is created outside of that function.
     """
 
     def __init__(self) -> None:
@@ -57,45 +57,45 @@ class RayTrain(Callback):
         self._is_due = self._has_kept = False
 
     def before_resume(self, directory: Path) -> None:
-        """Copy Ray's newest checkpoint to the run directory, if that has none as new."""
+        """Copy Ray's newest checkpoint to the run directory, if it is newer than those there."""
         served, rank = per_process(_Served), self._context.get_world_rank()
         if served.directory is None:
             served.directory = directory
-            # Where all share the directory, others find what rank 0 has copied.
+            # If all share the directory, the others find what rank 0 has copied.
             if rank == 0:
                 self._fetch(directory)
             importlib.import_module("ray.train.collective").barrier()
             if rank and self._context.get_local_rank() == 0:
                 self._fetch(directory)
-        elif rank == 0 and served.directory != directory:  # whose name of it counts for all
+        elif rank == 0 and served.directory != directory:  # its path counts for all
             raise ValueError(
                 f"RayTrain must serve one directory, as Ray resumes from its newest checkpoint, "
                 f"but {directory} comes after {served.directory}: leave it out of other trainers."
             )
 
     def on_step_begin(self, fit: Fit) -> None:
-        """Report what the step before has led to, if a report is due."""
+        """Report the results of the previous step, if a report is due."""
         if self._is_due:
             self._report(fit)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Keep the means."""
+        """Store the means."""
         self._means = step.means
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
-        """Keep the means of a validation; a report is due."""
+        """Store the means of a validation, and make a report due."""
         self._validation, self._is_due = means, True
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """A report is due."""
+        """Make a report due."""
         self._is_due = True
 
     def on_checkpoint(self, fit: Fit, step: int) -> None:
-        """A report is due, with a checkpoint."""
+        """Make a report due, with a checkpoint."""
         self._is_due = self._has_kept = True
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Report what the run has come to."""
+        """Report the final state of the run."""
         self._report(fit, digest=summary.digest)
 
     def _report(self, fit: Fit, **more: str) -> None:
@@ -120,6 +120,6 @@ class RayTrain(Callback):
 
 @final
 class _Served:
-    """The directory of this process whose checkpoints Ray has."""
+    """The directory of this process whose checkpoints are Ray's."""
 
     directory: Path | None = None

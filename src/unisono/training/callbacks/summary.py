@@ -14,24 +14,24 @@ from unisono.runtime.notices import plural
 class Summary(list[dict[str, Any]]):
     """The history of a run, with what a call of ``fit`` did in it; its text is the summary line.
 
-    A list with a dict for each epoch of the run, also those before this call or a restart, and for
-    one that has begun: its number as ``"epoch"``, the steps that the run had done then as
-    ``"step"``, the mean loss and other scalars over the samples (or the true weight) of the epoch,
-    and what the newest validation that was due in it found, as ``"validation/loss"``. It is the
-    same on every worker, and in a run that was stopped and resumed. ``pandas.DataFrame(history)``
-    makes a table of it. Of more than 10,000 epochs, it has the newest.
+    A list with a dict for each epoch of the run, including those before this call or a restart, and
+    one that has begun: its number as ``"epoch"``, the number of steps then done as ``"step"``, the
+    mean loss and other scalars over the samples (or the true weight) of the epoch, and the newest
+    validation that was due in it, as ``"validation/loss"``. It is the same on every worker, and in
+    a run that was stopped and resumed. ``pandas.DataFrame(history)`` makes a table of it. It keeps
+    the newest 10,000 epochs.
 
     Attributes:
         steps: steps of this call.
         samples: samples of this call.
-        seconds: wall time of this call, in seconds, validation left out; NaN where nobody knows,
-            as no worker was left of those who have seen steps.
+        seconds: wall time of this call, in seconds, without validation; NaN if it is unknown,
+            because no worker that has seen steps is left.
         shards: S.
         workers: W.
-        digest: of the state at the end.
-        means: of the last step.
+        digest: the digest of the final state.
+        means: the means of the last step.
         validation: the last validation, if there was one.
-        workers_at_end: how many of them were left; None where nobody knows.
+        workers_at_end: number of workers left; None if unknown.
     """
 
     steps: int
@@ -63,7 +63,7 @@ class Summary(list[dict[str, Any]]):
 
 
 def told(means: Mapping[str, Any]) -> str:
-    """Write scalars for a person, ``loss 0.1234, correct 987``; more would fill the screen."""
+    """Return scalars as text, ``loss 0.1234, correct 987``; lists would fill the screen."""
     scalars = {name: value for name, value in means.items() if not isinstance(value, (list, dict))}
     return ", ".join(
         f"{name} {value if isinstance(value, int) else format(value, '.4f')}"

@@ -17,7 +17,7 @@ from unisono.training.callbacks.logger import Logger
 from unisono.training.callbacks.logger_feed import Opening, Row
 
 _WANDB_MODES = ("offline", "online")
-_METRICS_AT_MOST, _PARAMS_AT_MOST = 1000, 100  # of one call: MLflow refuses more
+_METRICS_AT_MOST, _PARAMS_AT_MOST = 1000, 100  # per call: MLflow refuses more
 _plain = partial(re.compile(r"[^\w.\- :/]").sub, "_")  # MLflow refuses a name such as `top@5`
 _MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
@@ -30,15 +30,15 @@ class _TensorBoardRun:
         summaries = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         records = importlib.import_module("tensorboard.summary.writer.record_writer")
         self._event, self._summary = events.Event, summaries.Summary
-        # Files are read in the order of their names. A link of that name would be followed: nobody
-        # can know it beforehand.
+        # Files are read in the order of their names. A symbolic link of that name would be
+        # followed, so the name cannot be guessed.
         unique = f"{time.time_ns()}.{socket.gethostname()}.{secrets.token_hex(8)}"
         self._records = records.RecordWriter(
             (opening.path / f"events.out.tfevents.{unique}").open("xb")
         )
         begun = {"wall_time": time.time(), "step": 0}
         self._write(**begun, file_version="brain.Event:2")
-        if opening.run_id is None:  # whatever files of another run have is forgotten
+        if opening.run_id is None:  # forget the files of another run
             self._write(**begun, session_log=events.SessionLog(status=events.SessionLog.START))
 
     def log(self, rows: list[Row]) -> None:
@@ -59,17 +59,17 @@ class _TensorBoardRun:
 
 @final
 class TensorBoard(Logger):
-    """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``.
+    """Writes scalars for TensorBoard; needs ``pip install 'unisono[tensorboard]'``.
 
-    ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
-    0; ``validation/loss`` and so on at the step that was done last.
+    It writes ``train/loss`` and the other means, ``learning_rate`` and ``gradient_norm`` of steps,
+    counted from 0, and ``validation/loss`` and so on at the step that was done last.
 
     Args:
         path: the folder; None: ``tensorboard`` in the run directory.
-        every: of how many steps one is written.
+        every: write one of so many steps.
 
     Raises:
-        TypeError, ValueError: `every` is no whole number of at least 1.
+        TypeError, ValueError: `every` is not an integer of at least 1.
         ModuleNotFoundError: TensorBoard is not installed.
     """
 
@@ -83,7 +83,7 @@ class _WandBRun:
     def __init__(self, opening: Opening) -> None:
         settings, run_id = opening.settings, opening.run_id
         if settings["mode"] != "online":
-            os.environ["WANDB_ERROR_REPORTING"] = "false"  # which would go over the network
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # it uses the network
         wandb = importlib.import_module("wandb")
         quiet = wandb.Settings(
             console="off", silent=True, disable_git=True, save_code=False, disable_job_creation=True
@@ -91,7 +91,7 @@ class _WandBRun:
         given = {"resume": "allow"} if settings["mode"] == "online" else {}
         path = opening.path
         self._run = wandb.init(
-            dir=path.parent if path.name == "wandb" else path,  # it makes a folder `wandb` there
+            dir=path.parent if path.name == "wandb" else path,  # it creates a folder `wandb` there
             id=run_id or secrets.token_hex(8),
             config=opening.config if run_id is None else None,
             settings=quiet,
@@ -113,20 +113,20 @@ class WandB(Logger):
 
     Names are those of :class:`TensorBoard`. Nothing leaves the machine unless you ask for it:
     ``wandb sync`` uploads what an offline run has written. A run that is resumed, or whose worker
-    was killed, continues the same W&B run; each continuation of an offline run is a folder of its
-    own, and ``wandb sync`` joins them.
+    was killed, continues the same W&B run; each continuation of an offline run is a separate
+    folder, and ``wandb sync`` joins them.
 
     Args:
         project: the W&B project.
-        mode: ``"offline"`` or ``"online"``; None: what ``WANDB_MODE`` says, else offline.
+        mode: ``"offline"`` or ``"online"``; None: the value of ``WANDB_MODE``, or else offline.
         config: hyperparameters, in addition to batch size, shards, seed and the optimizer's.
         path: the folder; None: one of the logger's name in the run directory.
-        every: of how many steps one is sent.
-        options: more of ``wandb.init``, such as ``name``, ``entity``, ``tags``, ``group``.
+        every: send one of so many steps.
+        options: other options of ``wandb.init``, such as ``name``, ``entity``, ``tags``, ``group``.
 
     Raises:
-        TypeError, ValueError: `config` or an option cannot be JSON, `mode` is something else, or
-            `every` is no whole number of at least 1.
+        TypeError, ValueError: JSON cannot hold `config` or an option, `mode` is something else, or
+            `every` is not an integer of at least 1.
         ModuleNotFoundError: ``wandb`` is not installed.
     """
 
@@ -151,7 +151,7 @@ class WandB(Logger):
 
 class _MLflowRun:
     def __init__(self, opening: Opening) -> None:
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # which goes over the network
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # it uses the network
         mlflow = importlib.import_module("mlflow")
         self._entities = importlib.import_module("mlflow.entities")
         database = f"sqlite:///{Path(opening.path, 'mlflow.db').absolute()}"
@@ -180,7 +180,7 @@ class _MLflowRun:
         if found := self._client.get_experiment_by_name(name):
             experiment = found.experiment_id
         else:
-            # Else artifacts are in the working folder, whatever that is.
+            # Otherwise artifacts would go to the working directory.
             here = Path(opening.path, "artifacts").absolute().as_uri()
             place = None if settings["tracking_uri"] else here
             experiment = self._client.create_experiment(name, artifact_location=place)
@@ -197,18 +197,18 @@ class _MLflowRun:
 class MLflow(Logger):
     """Sends numbers to MLflow; needs ``pip install 'unisono[mlflow]'``.
 
-    Names are those of :class:`TensorBoard`, with ``_`` for what MLflow refuses in them, arguments
-    that are not listed those of :class:`WandB`. A run that is resumed, or whose worker was killed,
-    continues the same MLflow run.
+    Names are those of :class:`TensorBoard`, with ``_`` for characters that MLflow refuses; the
+    arguments not listed here are those of :class:`WandB`. A run that is resumed, or whose worker
+    was killed, continues the same MLflow run.
     ``mlflow ui --backend-store-uri sqlite:///runs/mine/mlflow/mlflow.db`` shows it; it needs the
-    whole of MLflow, ``pip install mlflow``.
+    full MLflow, ``pip install mlflow``.
 
     Args:
-        experiment: its name; it is created if need be.
+        experiment: its name; it is created if it does not exist.
         run_name: the run's name; None: MLflow chooses one.
         tracking_uri: a server or a database; None: ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` in
             `path`.
-        tags: of the run.
+        tags: the run's tags.
     """
 
     product, package, opens = "MLflow", "mlflow", _MLflowRun

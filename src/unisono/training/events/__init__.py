@@ -1,1 +1,1 @@
-"""The event file of a run: what it says, how it is followed, what makes steps slow."""
+"""The event file of a run: its contents, how to follow it, and what makes steps slow."""

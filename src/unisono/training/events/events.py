@@ -1,11 +1,11 @@
-"""What can happen in a run, as a line of its event file says it? `docs/events.md` explains it.
+"""What can happen in a run, as its event file records it? `docs/events.md` explains each line.
 
-A line is untrusted: nothing is believed about its size or the types of its values. A field that is
-missing is None, empty or NaN; one of another type than is written here makes the whole line
-unreadable. Events and fields that are not known are passed over.
+A line is untrusted: neither its size nor the types of its values are assumed. A missing field is
+None, empty or NaN; a field of a type other than the one declared here makes the whole line
+unreadable. Unknown events and fields are ignored.
 
-The type of a field is annotated with its reader, which takes what a line has under a name (None
-where it has nothing) and returns a value of the type, or raises ValueError and says what is wrong.
+The type of a field is annotated with its reader, which takes the value under the field's name (None
+if there is none) and returns a value of the type, or raises ValueError with what is wrong.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 from unisono.runtime.notices import percent
 
-MAX_NUMBER = 2**53  # beyond it a JSON reader may not tell neighbours apart
+MAX_NUMBER = 2**53  # above it, JSON readers may round integers
 MAX_RANKS = 4096
-MAX_SECONDS = 1e12  # no clock shows more
+MAX_SECONDS = 1e12  # more than any clock
 
 T = TypeVar("T")
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -46,7 +46,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _count(value: Any) -> int:
-    # True is an int in Python, and no number of anything.
+    # True is an int in Python, but not a count.
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         raise ValueError("must hold whole numbers from 0, of a sane size")
     return value
@@ -64,7 +64,7 @@ def _number(value: Any) -> float:
 
 
 def _seconds(value: Any) -> float | None:
-    """Read any measured number; one beyond all clocks says as little as none."""
+    """Read any measured number; return None for one beyond all clocks."""
     number = None if value is None else _number(value)
     return number if number is not None and abs(number) <= MAX_SECONDS else None
 
@@ -108,9 +108,9 @@ Counts: TypeAlias = Annotated[tuple[int, ...], _tuple_of(_count)]
 OptionalCounts: TypeAlias = Annotated[tuple[int | None, ...], _tuple_of(_optional(_count))]
 Number: TypeAlias = Annotated[float | None, _optional(_number)]
 Numbers: TypeAlias = Annotated[tuple[float, ...], _tuple_of(_number)]
-Means: TypeAlias = Annotated[Mapping[str, float], _means]  # without lists and dicts of numbers
+Means: TypeAlias = Annotated[Mapping[str, float], _means]  # without lists and dicts
 Seconds: TypeAlias = Annotated[float | None, _seconds]
-Time: TypeAlias = Annotated[float, _time]  # since 1970; NaN where the line does not say
+Time: TypeAlias = Annotated[float, _time]  # since 1970; NaN if the line has none
 Column: TypeAlias = Annotated[tuple[float | None, ...], _column]  # seconds of each rank
 Object: TypeAlias = Annotated[Mapping[str, Any], _object]
 Text: TypeAlias = Annotated[str | None, _optional(_text)]
@@ -119,7 +119,7 @@ Flag: TypeAlias = Annotated[bool, _flag]
 
 
 def kinds_of(event: type[Any]) -> dict[str, Any]:
-    """Name the fields of an event, in order, each with its annotated type."""
+    """Return the fields of an event, in order, each with its annotated type."""
     return get_type_hints(event, include_extras=True)
 
 
@@ -134,7 +134,7 @@ class NewerFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Event:
-    """A line of the file. ``step`` is how many steps were done then."""
+    """A line of the file. ``step`` is the number of steps done by then."""
 
     time_unix_s: Time
     step: Step
@@ -142,7 +142,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Start(Event):
-    """A fit, or one that starts again, begins."""
+    """A fit begins, or begins again."""
 
     epoch: Count
     end_step: Count
@@ -164,10 +164,10 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class StepDone(Event):
-    """A step has ended. A column has one entry a rank, or is empty if the line had none.
+    """A step has ended. A column has one entry per rank, or is empty if the line had none.
 
-    ``step`` is which one it was, counted from 0. An entry is None where a worker was lost. Few
-    lines tell of the memory of devices.
+    ``step`` is its number, counted from 0. An entry is None if a worker was lost. Only a few lines
+    contain the memory of devices.
     """
 
     epoch: Count
@@ -200,13 +200,13 @@ class StepDone(Event):
         return columns
 
 
-# What steps have numbers of.
+# The fields of a step that are numbers.
 NUMBERS = [name for name, kind in kinds_of(StepDone).items() if kind == Number]
 
 
 @dataclass(frozen=True)
 class Workers(Event):
-    """Who computes has changed."""
+    """The workers that compute have changed."""
 
     ranks: Counts
     pids: OptionalCounts
@@ -216,7 +216,7 @@ class Workers(Event):
 
     @property
     def in_words(self) -> str:
-        """What happened, as the file tells it; else who was lost and who has come."""
+        """What happened, as the file says; otherwise who was lost and who has joined."""
         lost = [f"worker {rank} was lost" for rank in self.lost]
         joined = [f"worker {rank} has come" for rank in self.joined]
         return "; ".join(self.why) or "; ".join([*lost, *joined]) or "others compute now"
@@ -224,7 +224,7 @@ class Workers(Event):
 
 @dataclass(frozen=True)
 class WentBack(Event):
-    """The steps from ``step`` on come again; ``from_step`` is how far the run had been."""
+    """The steps from ``step`` on are repeated; ``from_step`` is how far the run had come."""
 
     from_step: Count
 
@@ -239,7 +239,7 @@ class Evaluation(Event):
 
 @dataclass(frozen=True)
 class CheckpointRequest(Event):
-    """A checkpoint has been asked for."""
+    """A checkpoint was requested."""
 
 
 @dataclass(frozen=True)
@@ -252,25 +252,25 @@ class Failure(Event):
 
     @property
     def in_words(self) -> str:
-        """What ended it: the exception, as Python shows it."""
+        """The exception that ended it, as Python shows it."""
         return f"{self.error or 'an exception'}: {self.message or ''}"
 
 
 @dataclass(frozen=True)
 class Interrupted(Failure):
-    """Somebody has ended a fit."""
+    """Someone, or a signal, has ended a fit."""
 
     by: Text
 
     @property
     def in_words(self) -> str:
-        """What ended it: who, or which signal."""
+        """Who ended it, or which signal."""
         return f"by {'Ctrl-C' if self.by == 'SIGINT' else self.by or 'a signal'}"
 
 
 @dataclass(frozen=True)
 class End(Event):
-    """A fit has ended well."""
+    """A fit has ended successfully."""
 
     seconds: Seconds
     samples_per_second: Seconds
@@ -296,7 +296,7 @@ _READERS = {
 
 
 def read_event(line: bytes) -> Event | None:
-    """Read one line; None for an event that is not known, a ValueError if it is no such line."""
+    """Read one line; return None for an unknown event, raise ValueError for other lines."""
     try:
         found = json.loads(line)
     except RecursionError:
@@ -320,7 +320,7 @@ def read_event(line: bytes) -> Event | None:
 
 
 class SlowdownCause(enum.Enum):
-    """What costs time."""
+    """What makes steps slow."""
 
     WORKER = "slow worker"
     UNEVEN = "uneven shards"
@@ -331,20 +331,20 @@ class SlowdownCause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """One thing that costs time."""
+    """One thing that makes steps slow."""
 
     cause: SlowdownCause
-    cost: float  # of the steps' time
+    cost: float  # as a fraction of the steps' time
     sentence: str
     remedy: str  # what to do
-    rank: int | None = None  # of the worker that it is about; None: no single one
+    rank: int | None = None  # of the slow worker; None: no single one
 
     @property
     def line(self) -> str:
-        """All of it."""
+        """The sentence, its cost and the remedy."""
         return f"{self.sentence}{self.costs}: {self.remedy}"
 
     @property
     def costs(self) -> str:
-        """What it costs, to stand behind the sentence."""
+        """The cost, as a continuation of the sentence."""
         return f", which costs {percent(self.cost)} of the time"

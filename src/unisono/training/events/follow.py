@@ -1,17 +1,17 @@
-"""What is new in a run's event file since the last look?
+"""What is new in a run's event file since the last read?
 
 The file may grow while it is read, be torn at its end, be hundreds of megabytes long, or be
 replaced by a shorter one when a run goes back. A line counts once it ends in a newline. ::
 
     {…}\n {…}\n │ {…}\n {"eve
-                 └ offset_bytes: the next look begins here
+                 └ offset_bytes: the next read begins here
 
-Where the file is another one, is shorter, or no longer holds the last line before the offset, it is
+If the file was replaced, is shorter, or no longer contains the last line before the offset, it is
 read from its beginning again.
 
-Steps are read many at once: what one field has in all lines is looked at in one go, which types,
-how large. Values of the type that JSON gives, within bounds, are taken as they are; others go
-through their reader, one by one. Invariant: the same as :func:`read_event` gives for each line.
+Steps are read many at once: the values of one field in all lines are checked together for type and
+size. Values of the type that JSON gives, within bounds, are used unchanged; others go through their
+reader, one by one. Invariant: the result equals that of :func:`read_event` for each line.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from unisono.training.events.events import (
 FILE_NAME = "events.jsonl"
 
 _MARK_BYTES = 256
-_AT_ONCE_BYTES = 1 << 16  # with these, a hundred steps of two workers
-_STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
+_AT_ONCE_BYTES = 1 << 16  # about a hundred steps of two workers
+_STEP = b'{"event":"step"'  # how the line of a step begins
 
 
 def run_folder(directory: str | os.PathLike[str], *, may_come: bool = False) -> Path:
-    """Return the folder of a run; raises ValueError if there is none, nor `may_come`."""
+    """Return the folder of a run; raise ValueError if there is none, unless it `may_come`."""
     folder = path_given(directory)
     if "://" in os.fspath(directory):
         raise ValueError(
@@ -63,7 +63,7 @@ def run_folder(directory: str | os.PathLike[str], *, may_come: bool = False) -> 
 
 
 def events_file(directory: str | os.PathLike[str]) -> Path:
-    """Name the event file of a run; raises ValueError if there is none."""
+    """Return the path of a run's event file; raise ValueError if there is none."""
     path = run_folder(directory) / FILE_NAME
     if not path.exists():
         raise ValueError(
@@ -74,10 +74,10 @@ def events_file(directory: str | os.PathLike[str]) -> Path:
 
 
 class EventReader:
-    """Reads an event file piece by piece, as often as one likes.
+    """Reads an event file piece by piece, as often as needed.
 
-    Steps that lie further than `recent_bytes` from the end are passed over unread, forty times as
-    quick; None: all are read.
+    Steps more than `recent_bytes` before the end are skipped unread, forty times faster; None: all
+    steps are read.
     """
 
     def __init__(self, path: str | os.PathLike[str], recent_bytes: int | None = None) -> None:
@@ -87,10 +87,10 @@ class EventReader:
         self._begin()
 
     def new_events(self, begin: Callable[[], None] = lambda: None) -> Iterator[Event]:
-        """Yield what has been added since the last call, or all of it where the file is another.
+        """Yield the events added since the last call, or all of them if the file was replaced.
 
-        Then `begin` is called first: what was read is void. Raises ValueError if the file cannot be
-        read, DataFormatError if a newer version wrote it.
+        In that case `begin` is called first: earlier events are void. Raises ValueError if the file
+        cannot be read, DataFormatError if a newer version wrote it.
         """
         with self._open() as file:
             if not self._is_continued(file):
@@ -102,8 +102,8 @@ class EventReader:
             yield from self._events(file)
 
     def _begin(self) -> None:
-        self.offset_bytes = 0  # up to where it has been read
-        self.num_unreadable = 0  # lines since the file was begun
+        self.offset_bytes = 0  # read so far
+        self.num_unreadable = 0  # lines since the file's beginning
         self._last_line = b""
 
     def _open(self) -> BinaryIO:
@@ -117,16 +117,16 @@ class EventReader:
             ) from None
 
     def _is_continued(self, file: BinaryIO) -> bool:
-        """Whether this is the file that was read before, with what was read still in it."""
+        """Return whether this is the file read before, with what was read still in it."""
         if self._file != _identity(file) or os.fstat(file.fileno()).st_size < self.offset_bytes:
             return False
-        # A run that goes back cuts the file and writes on: the last line is then another.
+        # A run that goes back cuts the file and continues to write, so its last line changes.
         mark = self._last_line[-_MARK_BYTES:]
         file.seek(self.offset_bytes - len(mark))
         return file.read(len(mark)) == mark
 
     def _events(self, file: BinaryIO) -> Iterator[Event]:
-        """Read whole lines, and keep the place up to which events have been given."""
+        """Read whole lines, and record the offset up to which events were yielded."""
         while lines := file.readlines(_AT_ONCE_BYTES):
             if not lines[-1].endswith(b"\n"):
                 lines.pop()  # torn: nothing follows
@@ -172,11 +172,11 @@ def _are_floats(values: Iterable[Any]) -> bool:
 
 
 def _are_times(values: Sequence[Any]) -> bool:
-    # A sum with NaN is below nothing.
+    # A sum with NaN is not below anything.
     return _are_floats(values) and min(values) >= 0 and sum(values) <= MAX_SECONDS
 
 
-# Values that no reader changes, where all are so.
+# Values that no reader changes, if all pass the check.
 _PLAIN = {
     events.Step: _are_counts,
     events.Count: _are_counts,
@@ -192,12 +192,12 @@ _PLAIN_ENTRIES = {
 }
 _FIELDS = events.kinds_of(StepDone)
 _NAMES = [*_FIELDS]
-_BY_RANK = _NAMES.index("ranks")  # from there on a field has one entry a rank, or none
+_BY_RANK = _NAMES.index("ranks")  # from here on, a field has one entry per rank, or none
 _decode = json.JSONDecoder().raw_decode
 
 
 def read_steps(lines: Sequence[bytes]) -> list[StepDone] | None:
-    """Read lines that begin as a step's does; None if each line must be read by itself."""
+    """Read lines that begin like a step; return None if each must be read separately."""
     try:
         texts = [line.decode() for line in lines]
         found = [_decode(text) for text in texts]

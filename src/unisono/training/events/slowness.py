@@ -1,18 +1,18 @@
 """What makes steps slower than they could be? Decided from the times of some windows of steps.
 
-Each worker does its own part of a step, then waits for whoever comes last::
+Each worker does its part of a step, then waits for the slowest one::
 
     worker 0   between │ loading │ forward │ backward │ ..waiting.. │ sum, update
     worker 1   between │ loading │ forward ────────────│ backward   │ sum, update
                                            └ excess: longer than its share and its core explain
 
-Cores of one machine differ: a slower one makes all phases longer by a factor, whatever is wrong
-with a worker's samples or passes makes a few phases longer by some time. So a worker's core is
-rated by the median of the ratios between its phases and those of the others, and a phase is slow
-if it takes longer than this ratio explains, in nearly all steps.
+Cores of one machine differ: a slower one makes all phases longer by a factor, while a problem with
+a worker's samples or passes makes a few phases longer by some time. So a worker's core is rated by
+the median of the ratios between its phases and those of the others, and a phase is slow if it takes
+longer than this ratio explains, in nearly all steps.
 
-What one window shows may be chance; it is a finding if two do, and if what they show costs enough
-of all windows. Medians decide within a window. Nothing here reads a clock or a file.
+What one window shows may be chance; it becomes a finding if two windows show it, and if it costs
+enough in all windows. Medians decide within a window. Nothing here reads a clock or a file.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from unisono.runtime.notices import duration
 from unisono.training.events.events import Slowdown, SlowdownCause
 from unisono.training.events.step_sample import Seconds, StepSample, StepWindow, sample_of
 
-COSTS = 0.05  # of the steps' time: less is not worth telling
-SLOW_BY = 0.08  # of what is usual: workers differ by less anyhow
-_FLOOR_S = 5e-5  # what one worker does for all, as leader, takes less
+COSTS = 0.05  # of the steps' time: less is not reported
+SLOW_BY = 0.08  # of the usual time: workers always differ by less
+_FLOOR_S = 5e-5  # the leader's work for all takes less
 _NEARLY_ALL = 0.75  # of the steps, at least
-_NAMED = 0.25  # of the longest excess, a phase has at least if it is named
-_TELLING_S = 1e-5  # a shorter phase says nothing of a core
-_ERRORS = 5.0  # standard errors: so far chance alone does not lead
+_NAMED = 0.25  # of the longest excess: a phase with less is not named
+_TELLING_S = 1e-5  # a shorter phase says nothing about a core
+_ERRORS = 5.0  # standard errors: chance does not explain more
 _OF_MEDIAN = 1.4826 * 1.2533  # median deviation to standard deviation, its mean's to its median's
-_BUSY = 0.1  # of the time: on a free machine workers wait less for a core
+_BUSY = 0.1  # of the time: workers on a free machine wait less
 _LOADING_COSTS, _BETWEEN_COSTS, _WORTH_S = 0.2, 0.15, 1e-3
 
 _BETWEEN, _LOADING, _FORWARD, _BACKWARD = range(4)  # in COLUMNS
@@ -47,19 +47,19 @@ _BY_SHARE = [_LOADING, _FORWARD, _BACKWARD]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What has to be known of a run beside the times of its steps."""
+    """What is needed about a run besides the times of its steps."""
 
-    shards: int  # S; 0 where they are divided by the speed of devices
-    loader_workers: int = 0  # a worker
+    shards: int  # S; 0 if they are divided by the speed of devices
+    loader_workers: int = 0  # per worker
     is_on_host: bool = True  # elsewhere passes end when the host waits for them
 
 
 def slowdowns_in(
     path: Path, start: Mapping[str, Any], *, is_newest: bool = False
 ) -> tuple[Slowdown, ...] | None:
-    """Find what costs time in a call of ``fit``, the costliest first; None of too few steps.
+    """Return what costs time in a call of ``fit``, the costliest first; None for too few steps.
 
-    `start` is what its line ``start`` says; `is_newest` has the newest steps judged alone.
+    `start` is its line ``start``; with `is_newest`, only the newest steps are judged.
     """
     since_step, batch_size = start["step"], start["batch_size"] or 0
     sample = sample_of(path, since_step=since_step, batch_size=batch_size, is_newest=is_newest)
@@ -70,7 +70,7 @@ def slowdowns_in(
 
 
 def judge(sample: StepSample, facts: RunFacts) -> tuple[Slowdown, ...]:
-    """Find what costs time in some steps, the costliest first."""
+    """Return what costs time in some steps, the costliest first."""
     found: dict[tuple[SlowdownCause, int | None], list[Slowdown]] = {}
     for window in sample.windows:
         for one in _Judgement(window, facts).findings():
@@ -99,7 +99,7 @@ class _Judgement:
         self._phases = [[_BETWEEN], [_LOADING], *passes]
         number = facts.loader_workers + 1
         self._read_ahead = f"read ahead with a DataLoader with `num_workers={number}`"
-        # As plan/shards.py divides them: the first ones have one more, if there are more.
+        # As plan/shards.py divides them: the first workers have one more if there is a remainder.
         size, num_longer = divmod(max(facts.shards, len(self._ranks)), len(self._ranks))
         self._shards: Seconds = np.full(len(self._ranks), float(size))
         self._shards[:num_longer] += 1
@@ -113,7 +113,7 @@ class _Judgement:
         yield from self._slow_worker()
 
     def _common(self) -> Iterator[Slowdown]:
-        """What all workers do, and take long for."""
+        """Yield what takes long on all workers."""
         look = "look at callbacks, and at what the program does between steps"
         for column, costs, cause, what, remedy in (
             (_LOADING, _LOADING_COSTS, SlowdownCause.LOADING, "loading", self._read_ahead),
@@ -155,7 +155,7 @@ class _Judgement:
         yield Slowdown(SlowdownCause.UNEVEN, cost, sentence, remedy)
 
     def _compared(self, at: int) -> _Compared:
-        """Compare a worker with the others, within each step, so that what all have cancels."""
+        """Compare a worker with the others within each step, so that what all share cancels."""
         times = np.stack(
             [self._times[..., columns].sum(axis=2) for columns in self._phases], axis=2
         )
@@ -168,7 +168,7 @@ class _Judgement:
         return _Compared(core * usual, times[:, at] - core * others)
 
     def _lost_s(self, at: int, excess_s: float) -> float:
-        """Return what the steps would be shorter by, were one worker not slow by so much."""
+        """Return how much shorter steps would be if a worker were not slower by `excess_s`."""
         lead = self._own[:, at] - np.delete(self._own, at, axis=1).max(axis=1)
         return float(np.median(np.clip(lead, 0.0, excess_s)))
 
@@ -189,7 +189,7 @@ class _Judgement:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """What one worker takes beside the others."""
+    """What one worker takes compared with the others."""
 
     expected: Seconds  # seconds that its share takes on its core, of shape (phases,)
     by_step: Seconds  # seconds that it takes longer than that, of shape (steps, phases)
@@ -202,12 +202,12 @@ class _Compared:
 
     @property
     def excess_s(self) -> float:
-        """By how many seconds of a step those phases are longer than expected."""
+        """The seconds of a step by which those phases are longer than expected."""
         return float(np.median(self.by_step, axis=0)[self.longest].sum())
 
     @property
     def is_sure(self) -> bool:
-        """Whether they are so in nearly all steps, and by more than chance makes of a few."""
+        """Whether they are longer in nearly all steps, and by more than chance explains."""
         in_all = self.by_step[:, self.longest].sum(axis=1)
         deviation = float(np.median(np.abs(in_all - np.median(in_all))))
         error_s = _OF_MEDIAN * deviation / math.sqrt(len(in_all))
@@ -216,21 +216,21 @@ class _Compared:
 
     @property
     def own_s(self) -> float:
-        """How many seconds of a step they take."""
+        """The seconds of a step that they take."""
         return float(self.expected[self.longest].sum()) + self.excess_s
 
 
 def _delayed_more(delayed: Mapping[int, float], rank: int) -> float:
-    """Return by how much longer than another one a worker has waited for a core.
+    """Return the excess of a worker's wait for a core over the shortest wait of the others.
 
-    Nobody knows in which phase that was, so it may be what the worker takes longer.
+    The phase of that wait is unknown, so it may be what the worker takes longer.
     """
     others = [part for other, part in delayed.items() if other != rank]
     return max(delayed.get(rank, 0.0) - min(others, default=0.0), 0.0)
 
 
 def _middle(ratios: Seconds) -> float:
-    """Return the median; if several may be, the one next to 1: a core is not to explain much."""
+    """Return the median; if several values qualify, the one nearest 1: cores explain little."""
     num = len(ratios)
     if num < 2:
         return 1.0

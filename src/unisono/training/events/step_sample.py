@@ -1,12 +1,12 @@
 """Which steps of an event file are judged? Some windows, each of consecutive steps.
 
-A file may have gigabytes, so windows are read from places of equal distance, or, while a run is
-under way, from its end::
+A file may have gigabytes, so windows are read at equal distances, or, during a run, from its
+end::
 
     the file   │ a fit before │ warm-up │ ▒▒      ▒▒      ▒▒      ▒▒      ▒▒ │
                               └ since this step            a window: 32 steps or some more
 
-What a line says is not trusted: one that is torn, or no step's, only ends a window.
+A line is not trusted: one that is torn, or not a step's, only ends a window.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Seconds: TypeAlias = "npt.NDArray[np.float64]"
 
 COLUMNS = ("between", *PHASES)
 WARMUP_STEPS, WINDOW_STEPS = 10, 32
-_STEPS_AT_LEAST = 24  # of a window
+_STEPS_AT_LEAST = 24  # in a window
 _WINDOWS_AT_MOST, _NEWEST = 12, 2
 _PIECE_BYTES = 1 << 17  # holds a line of a step of a thousand workers
 _LONGER = 1.2  # times an early step's line; numbers grow
 _STEP = b'{"event":"step"'
-_PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begins so late
+_PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, plus seconds: no step begins so late
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ class StepSample:
     """Some steps of one call of ``fit``."""
 
     windows: tuple[StepWindow, ...]  # in their order
-    delayed: Mapping[int, float]  # by rank, the part of the time in which it waited for a core
+    delayed: Mapping[int, float]  # by rank, the fraction of time that it waited for a core
 
 
 def sample_of(
     path: Path, *, since_step: int, batch_size: int, is_newest: bool = False
 ) -> StepSample:
-    """Read windows of steps of a call of ``fit`` that began with `since_step`.
+    """Read windows of steps of a call of ``fit`` that began at `since_step`.
 
-    Steps of another `batch_size` do not count: the last one of an epoch may be shorter.
+    Steps of another `batch_size` are ignored: the last one of an epoch may be smaller.
     """
     fd = open_plain(path, os.O_RDONLY)
     try:
@@ -72,9 +72,9 @@ def sample_of(
 
 
 def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
-    """Yield the pieces of the file in which windows lie; nothing where it has too few steps."""
+    """Yield the pieces of the file that contain windows; nothing if it has too few steps."""
     size = os.fstat(fd).st_size
-    begin, end = 0, size  # shortly before the first step's line; steps ascend in a file
+    begin, end = 0, size  # `begin`: before the first step's line; steps ascend
     while end - begin > _PIECE_BYTES:
         middle = (begin + end) // 2
         row = next(_rows_of(os.pread(fd, _PIECE_BYTES, middle)), None)
@@ -98,7 +98,7 @@ def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
 
 
 def _rows_of(piece: bytes) -> Iterator[StepDone]:
-    """Read lines of steps whose workers have all told of their times."""
+    """Read lines of steps for which all workers have reported their times."""
     for line in piece.split(b"\n")[:-1]:
         row = None
         with suppress(ValueError):
@@ -108,14 +108,14 @@ def _rows_of(piece: bytes) -> Iterator[StepDone]:
 
 
 def _times_of(row: StepDone) -> Seconds:
-    """Return when each worker began and what its phases took, of shape (workers, columns)."""
+    """Return when each worker began and how long its phases took, of shape (workers, columns)."""
     nothing = (None,) * len(row.ranks)
     columns = [column or nothing for column in (row.begun_s, *row.phases)]
     return np.array(columns, dtype=float).T
 
 
 def _window_of(rows: list[StepDone], batch_size: int) -> StepWindow | None:
-    """Make a window of the last steps that follow each other; None of too few."""
+    """Return a window of the last consecutive steps; None if they are too few."""
     pairs: list[tuple[StepDone, StepDone]] = []
     for before, row in pairwise(rows):
         if row.step != before.step + 1 or row.ranks != before.ranks:
@@ -131,7 +131,7 @@ def _window_of(rows: list[StepDone], batch_size: int) -> StepWindow | None:
 
 
 def without_pauses(times: Seconds) -> Seconds:
-    """Leave out steps before which there was more than usual, as an evaluation."""
+    """Remove steps that began late, as after an evaluation."""
     latest_s = times[..., 0].max(axis=1)
     kept: Seconds = times[latest_s <= _PAUSE * np.median(latest_s) + _PAUSE_S]
     return kept
