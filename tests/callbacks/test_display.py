@@ -221,8 +221,8 @@ def test_a_run_that_cannot_be_shown_goes_on_and_is_told_of_once(code, monkeypatc
     fit.say("another line")
     fit.end()
     assert capsys.readouterr().err == (
-        f"unisono: the run is not shown any more, since standard output takes nothing "
-        f"({os.strerror(code)}); it goes on.\n"
+        f"unisono: standard output cannot be written ({os.strerror(code)}); "
+        f"training continues without progress output.\n"
     )
 
 
@@ -282,6 +282,6 @@ def test_a_display_that_fails_in_any_way_is_told_once_and_shows_nothing_more(cap
     fit.say("two")
     fit.end()
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("unisono: the run is not shown any more")
+    assert told.startswith("unisono: standard output cannot be written")
     assert "'x'" in told
-    assert told.endswith("it goes on.")
+    assert told.endswith("training continues without progress output.")

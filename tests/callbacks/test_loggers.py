@@ -280,7 +280,7 @@ def test_a_new_run_is_another_run(tmp_path, fake):
     [
         ({"raises_at": 1}, "No space left on device"),
         ({"dies_at": 1}, "their process has ended"),
-        ({"hangs_at": 1}, "it has not taken all within 5 s"),
+        ({"hangs_at": 1}, "it is not done within 5 s"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

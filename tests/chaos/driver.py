@@ -256,7 +256,7 @@ def kill_launchers(seed: int, num_kills: int, num_workers: int) -> Outcome:
             job.process.wait()
             left = gone_within(processes, 10)
             trouble += f"left behind: {left}\n" if left else ""
-            passed_over = "is passed over" in job.out + job.err
+            passed_over = "is skipped" in job.out + job.err
             found["passed over" if passed_over else "whole"] += 1
         job = Job(folder, replace(options, pace_ms=0.0, every=0), workers=num_workers)
         status, results = job.wait(120), job.results

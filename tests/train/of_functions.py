@@ -114,7 +114,7 @@ def fails(outputs, targets):
         (auc, lambda m, b: ("text", b[1]), TypeError, "part 1 of what it returns is a str"),
         (
             *(auc, lambda m, b: (m(b[0]).repeat(1, int(b[1].sum())), b[1]), ValueError),
-            r"part '0' has rows of \(\d+,\) and \(\d+,\), as of batches that are padded to",
+            r"part '0' has rows of \(\d+,\) and \(\d+,\), as from batches padded to",
         ),
         (lambda *_: "text", None, TypeError, "'it' is of type str"),
         (fails, None, KeyError, "no such class"),

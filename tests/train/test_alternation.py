@@ -1,4 +1,4 @@
-"""Runs whose loops take turns step by step are exact, or refused at their first step."""
+"""Runs whose loops alternate step by step are exact, or refused at their first step."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_loops_that_take_turns_are_exact_without_recovery(workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loops_that_take_turns_are_refused_at_their_first_step_where_workers_recover(workers):
-    with pytest.raises(RuntimeError, match=r"take turns step by step: .*`restarts=0`"):
+    with pytest.raises(RuntimeError, match=r"alternate step by step: .*`restarts=0`"):
         unisono.launch(step_by_step, workers=workers)
 
 

@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
     (tmp_path / "checkpoints" / "step-000000000008" / "run.json").write_bytes(b"{}")
     assert fit(tmp_path, 12) == (6, whole[1])
     out = capsys.readouterr().out
-    assert "checkpoint step-000000000008 is passed over: run.json must have" in out
+    assert "checkpoint step-000000000008 is skipped: run.json must have" in out
     assert "resuming from checkpoint step-000000000006" in out
 
 
@@ -189,7 +189,7 @@ def test_trainers_that_take_turns_need_a_directory_each(tmp_path):
     again, _ = make_players(tmp_path)
     again.fit(cases.images(), batch_size=16, steps=5)
     assert again.run.position.step == 5
-    with pytest.raises(ValueError, match="`directory` must be one trainer's alone"):
+    with pytest.raises(ValueError, match="`directory` must belong to one trainer"):
         one.fit(cases.images(), batch_size=16, steps=6)
 
 
@@ -257,7 +257,7 @@ def test_a_program_of_two_phases_is_taken_up_in_its_second(tmp_path, capsys, kin
     assert "nothing to do" not in capsys.readouterr().out
     assert train_in_phases(kind, tmp_path / "parts") == whole
     out = capsys.readouterr().out
-    assert ("nothing to do here: the run has come to step 12 already" in out) == (stop == 12)
+    assert ("nothing to do here: the run has already reached step 12" in out) == (stop == 12)
     assert out.count("resuming from checkpoint") == 1
 
 
@@ -291,7 +291,7 @@ def test_a_job_that_is_started_again_without_a_checkpoint_is_told(tmp_path, monk
     fit(tmp_path / "first", 3)
     assert "anew" not in capsys.readouterr().out
     fit(tmp_path / "second", 3)
-    assert f"{tmp_path / 'second'} has no checkpoint to go on from" in capsys.readouterr().out
+    assert f"{tmp_path / 'second'} contains no checkpoint" in capsys.readouterr().out
 
 
 def test_a_run_that_updates_other_parameters_is_told(tmp_path, capsys):
@@ -332,7 +332,7 @@ def test_a_well_sealed_checkpoint_of_another_form_is_passed_over(tmp_path, text,
     files = folder.read_folder(path)
     folder.write_folder(path.with_name("step-000000000009"), files | {"run.json": text.encode()})
     assert fit(tmp_path, 3)[0] == 1
-    assert "step-000000000009 is passed over: run.json must have" in capsys.readouterr().out
+    assert "step-000000000009 is skipped: run.json must have" in capsys.readouterr().out
 
 
 def checkpoints(directory):
@@ -367,7 +367,7 @@ def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr(folder, "_write_synced", slowly)
     assert fit(tmp_path, 4, checkpoint=1)[0] == 4
-    assert "for the disk to take the checkpoint before" in capsys.readouterr().out
+    assert "for the previous checkpoint to be written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ def test_an_optimizer_whose_closure_may_be_left_out_is_called_without_one():
 def test_what_does_not_fit_is_refused_before_training(monkeypatch):
     model = nn.Linear(6, 2)
     optimizer, scaler = torch.optim.LBFGS(model.parameters()), torch.amp.GradScaler("cpu")
-    with pytest.raises(ValueError, match="requires a closure must not come together with a scaler"):
+    with pytest.raises(ValueError, match="requires a closure cannot be combined with a scaler"):
         unisono.Run(model, optimizer, shards=2, scaler=scaler)
     loss = unisono.WholeBatch(lambda model, batch: model(batch), lambda model, rows: rows.mean())
-    with pytest.raises(ValueError, match="closure must not come together with a loss over the wh"):
+    with pytest.raises(ValueError, match="closure cannot be combined with a loss over the wh"):
         unisono.Trainer(model, optimizer, loss, shards=2)
     monkeypatch.setenv("UNISONO_EXCHANGE", "shared")
     with pytest.raises(ValueError, match="whose `step` requires a closure needs one for each"):

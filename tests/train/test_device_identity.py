@@ -171,7 +171,7 @@ OLD = {"processor": "AVX2 x86_64", "torch": "2.13.0", "threads": 1}
         ({"fingerprint": "a"}, {"fingerprint": "a"}, []),
         ({"fingerprint": "a"}, {"fingerprint": ""}, []),
         ({"fingerprint": ""}, {"fingerprint": "b"}, []),
-        ({"fingerprint": "a"}, {"fingerprint": "b"}, ["computes other bits than the one of the"]),
+        ({"fingerprint": "a"}, {"fingerprint": "b"}, ["computes other bits than the one that"]),
         # it follows from what is said anyway
         (
             {"fingerprint": "a"},
@@ -181,7 +181,7 @@ OLD = {"processor": "AVX2 x86_64", "torch": "2.13.0", "threads": 1}
         (
             {"fingerprint": "a"},
             {"fingerprint": "b", "torch": "3"},
-            ["torch was '2.13.0' in the checkpoint and is '3' now: the run goes on, but its bits"],
+            ["torch was '2.13.0' in the checkpoint and is '3' now: training continues, but the"],
         ),
         ({"tf32": "off"}, {"tf32": "products"}, ["tf32 was 'off' in the checkpoint and is"]),
         ({"exact": True}, {"exact": False}, ["exact was True in the checkpoint and is False now"]),
@@ -281,7 +281,7 @@ def test_a_run_that_goes_on_elsewhere_is_warned_once(tmp_path, capsys, monkeypat
     monkeypatch.setitem(device_fingerprint._known(), "cpu as usual", "0" * 16)
     train(tmp_path, 3)
     told = capsys.readouterr()
-    assert (told.out + told.err).count("this machine computes other bits than the one of") == 1
+    assert (told.out + told.err).count("this machine computes other bits than the one") == 1
 
 
 def test_without_a_directory_no_fingerprint_is_taken(monkeypatch):

@@ -106,7 +106,7 @@ def test_one_of_several_optimizers_is_given_them():
     ("gradients", "words"),
     [
         ({"wieght": torch.ones(2, 4)}, "'wieght' is none of the 2, such as 'weight'"),
-        ({"weight": torch.ones(4)}, r"that of 'weight' is torch.Size\(\[4\]\) in the place of"),
+        ({"weight": torch.ones(4)}, r"that of 'weight' is torch.Size\(\[4\]\) instead of"),
         (None, "or give it `gradients`, without a name"),
     ],
 )

@@ -136,7 +136,7 @@ def test_before_the_first_step_whoever_names_none_is_refused(what, named):
 
 @pytest.mark.parametrize("validate", [{}, {"": SEEN}, {"a/b": SEEN}, {1: SEEN}])
 def test_names_of_data_sets_are_texts(validate):
-    with pytest.raises(ValueError, match=r"`validate` must have names .*: pass `\{"):
+    with pytest.raises(ValueError, match=r"in `validate` must be strings .*: pass `\{"):
         made().fit(TRAIN, batch_size=8, epochs=1, validate=validate)
 
 

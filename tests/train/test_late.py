@@ -80,7 +80,7 @@ def test_who_replaces_the_only_worker_at_the_end_writes_what_is_missing(tmp_path
         "workers_changed 5 () worker 0 was killed by SIGKILL",
         "end 5",
     ]
-    assert str(summary).startswith("5 steps, 30 samples in a time that nobody knows, 2 shards")
+    assert str(summary).startswith("5 steps, 30 samples in an unknown time, 2 shards")
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     kinds = [event["event"] for event in events if event["event"] not in ("step", "checkpoint")]

@@ -49,9 +49,9 @@ def test_data_that_older_weights_have_made_are_refused_where_these_are_gone(
     monkeypatch.setattr(run_directory, "_ENDS_BYTES", 0)  # as of a large model
     with pytest.raises(StoppedError):
         rollouts(tmp_path / "policy", stops_in=11)
-    with pytest.raises(CheckpointError, match="the program has made them from the newest weights"):
+    with pytest.raises(CheckpointError, match="the program has computed them from the newest"):
         rollouts(tmp_path / "policy")
-    assert "what this call ended with is no longer kept" in capsys.readouterr().err
+    assert "the final state of this call is no longer kept" in capsys.readouterr().err
     undisturbed = rollouts(of_policy=False)
     with pytest.raises(StoppedError):
         rollouts(tmp_path / "any", stops_in=11, of_policy=False)

@@ -82,7 +82,7 @@ def test_the_same_bits_on_one_to_four_workers():
             "same names, dtypes and shapes",
         ),
         (lambda model, batch: {0: batch[1], "0": batch[1]}, TypeError, "one is 0, of type int"),
-        (lambda model, batch: {"__metadata__": batch[1]}, TypeError, "file has for itself"),
+        (lambda model, batch: {"__metadata__": batch[1]}, TypeError, "safetensors reserves"),
         (lambda model, batch: batch[0].to_sparse(), TypeError, "float32, torch.sparse_coo"),
     ],
 )

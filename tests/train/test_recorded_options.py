@@ -219,8 +219,8 @@ def test_a_sweep_in_one_directory_is_refused(tmp_path, capsys):
     assert "lr: 0.2 given, 0.1 kept" in capsys.readouterr().out
     assert train(tmp_path, 3) == first
     out = capsys.readouterr().out
-    assert out.count("the run is already finished, as it has come to epoch 0 and") == 1
-    assert 'to train anew, pass `Checkpoint(resume="never")`' in out
+    assert out.count("the run is already finished, at epoch 0 and") == 1
+    assert 'to start over, pass `Checkpoint(resume="never")`' in out
 
 
 def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):

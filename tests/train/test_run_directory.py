@@ -46,7 +46,7 @@ def test_all_checkpoints_damaged_is_refused_in_one_line(tmp_path, capsys):
     assert "the newest in" in str(caught.value)
     assert "step-000000000003, cannot be used (run.json must have" in str(caught.value)
     assert "nor can the 2 older ones" in str(caught.value)
-    assert "passed over" not in "".join(capsys.readouterr())
+    assert "is skipped" not in "".join(capsys.readouterr())
     # Both remedies.
     assert fit(tmp_path, 4, resume="never").run.position.step == 4
     (tmp_path / "empty").mkdir()

@@ -149,7 +149,7 @@ def go_on(directory, dataset, steps, loader_workers=0, **options):
     trainer.fit(loader_of(dataset, 6, num_workers=loader_workers), steps=steps)
 
 
-NEW_DATA = "the data set is not that of the checkpoint, as "
+NEW_DATA = "the dataset is not that of the checkpoint: "
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ RUN = ("-m", "unisono", "run", "-n", "2")
 def test_weights_without_a_seed_are_told_once(script, starter):
     told = said(script, starter=starter)
     assert told.count(NOTICE) == 1
-    assert "write `torch.manual_seed(7)` before the model is made" in told
+    assert "write `torch.manual_seed(7)` before the model is created" in told
     seeded = said(script, "torch.manual_seed(3)", starter=starter)
     assert NOTICE not in seeded
 

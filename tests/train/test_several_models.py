@@ -93,7 +93,7 @@ def closure_in_one():
     ("make", "error", "words"),
     [
         (shared_parameter, ValueError, "`weight` is by 'one' and 'other'"),
-        (closure_in_one, ValueError, "requires a closure must not come together with several"),
+        (closure_in_one, ValueError, "requires a closure cannot be combined with several"),
         (lambda: of("a"), ValueError, r"nobody updates 'b'.*`b.requires_grad_\(False\)`"),
         (lambda: of("ab", clip_norm={"c": 1.0}), ValueError, "'a', 'b', but names 'c'"),
         (lambda: of("ab", clip_norm={"a": -1.0}), ValueError, "`clip_norm` must be above 0"),
@@ -113,7 +113,7 @@ def closure_in_one():
             ValueError,
             "but has 'a.b': choose a word",
         ),
-        (scaled_together, ValueError, "one loss for several optimizers must not come together"),
+        (scaled_together, ValueError, "one loss for several optimizers cannot be combined"),
         (
             lambda: unisono.Trainer(
                 {"a": nn.Linear(2, 2)}, torch.optim.SGD([torch.ones(1)], 1.0), print
@@ -173,9 +173,9 @@ def all_at_once(step, loss):
         (lambda s, loss: update(s, "critic", loss), ValueError, "'student', each once.*'critic'"),
         (nobody, ValueError, "but is given nothing"),
         (lambda s, loss: None, RuntimeError, "have no loss: loop over all of `step.shards`"),
-        (within_another, RuntimeError, "one block after the other"),
-        (after_a_loop, RuntimeError, "one block after the other"),
-        (shards_after_an_update, RuntimeError, "looped over once"),
+        (within_another, RuntimeError, "one block after another"),
+        (after_a_loop, RuntimeError, "one block after another"),
+        (shards_after_an_update, RuntimeError, "iterated only once"),
         (
             lambda s, loss: update(s, "student", lambda batch: loss(batch).detach()),
             ValueError,

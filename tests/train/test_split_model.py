@@ -200,7 +200,7 @@ def make_optimizer(model):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_split_model_has_no_other_device(device):
     model = unisono.split(CNN(), ["cpu", "cpu"])
-    with pytest.raises(ValueError, match="split model must not come together with `device`: it is"):
+    with pytest.raises(ValueError, match="split model cannot be combined with `device`: it is"):
         unisono.Trainer(model, make_optimizer(model), loss_of, device=device)
 
 
@@ -209,7 +209,7 @@ def test_a_split_model_has_no_other_device(device):
 def test_a_split_model_that_is_compiled_is_refused():
     model = unisono.split(CNN(), ["cpu", "cpu"])
     model.compile()
-    with pytest.raises(ValueError, match="a split model must not come together with a compiled"):
+    with pytest.raises(ValueError, match="a split model cannot be combined with a compiled"):
         unisono.Trainer(model, make_optimizer(model), loss_of)
 
 
@@ -247,7 +247,7 @@ def test_a_model_is_split_before_its_run_is_made(accelerator):
     model = CNN()
     trainer = unisono.Trainer(model, make_optimizer(model), loss_of, device="sim:0")
     unisono.split(model, ["sim:0", "sim:1"])
-    with pytest.raises(ValueError, match="must be split before its run or trainer is made"):
+    with pytest.raises(ValueError, match="must be split before its run or trainer is created"):
         trainer.fit(data(CNN), batch_size=BATCH_SIZE, steps=2)
 
 

@@ -21,7 +21,7 @@ _NAMED_AT_MOST = 8
 class Collator:
     """Makes batches, and seeds generators for what is read. See :func:`fetch.fetcher`.
 
-    `own`: those of the program; `is_programs`: whether batches are made by the program.
+    `own`: the program's generators; `is_programs`: whether the program's code makes batches.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class Collator:
         self.own = OwnGenerators(dataset=dataset, collate_fn=collate_fn)
 
     def seed_for(self, what: str, epoch: int, number: int = 0, repeat: int = 0) -> None:
-        """Seed every generator for a sample, or for several, of which this is the first.
+        """Seed every generator for a sample, or for several, the first of which has this number.
 
-        `repeat`: how often the sample came before in the epoch.
+        `repeat`: how often the sample was read before in the epoch.
         """
         place = epoch * self._length + number
         word = seed_of(f"{self._stream} {what}", self._seed, place, repeat)
@@ -44,7 +44,7 @@ class Collator:
             self.own.seed(word)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Look again for generators of the program's, which may have made others meanwhile."""
+        """Look again for the program's generators, which may have created others meanwhile."""
         if epoch != self._epoch:
             self._epoch = epoch
             self.own.look()
@@ -52,7 +52,7 @@ class Collator:
     def collate(
         self, numbers: Sequence[int], samples: Any, epoch: int, first_repeat: int = 0
     ) -> Any:
-        """Make a batch of the samples with these numbers, at least one."""
+        """Return a batch of the samples with these numbers, at least one."""
         if self._collate_fn is not None:
             self.seed_for("collate", epoch, numbers[0], first_repeat)
         try:
@@ -75,11 +75,11 @@ def _remedy(samples: Any, collate_fn: Any) -> str:
 
 
 def listed(numbers: Sequence[Any]) -> str:
-    """Name samples, the first of them where they are many."""
+    """Return a list of samples in words; of many, only the first ones."""
     shown = ", ".join(map(repr, numbers[:_NAMED_AT_MOST]))
     return f"{shown}, …" if len(numbers) > _NAMED_AT_MOST else shown
 
 
 def said(error: Exception) -> str:
-    """Name an error with its message."""
+    """Return an error's name and message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

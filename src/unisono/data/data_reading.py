@@ -1,10 +1,10 @@
-"""How samples are read: what a program says, or what it has made a DataLoader of.
+"""How samples are read: as a program says, or as its DataLoader does.
 
 A torch DataLoader is taken apart: its dataset, order, `collate_fn` and processes are used, never
-the loader itself, which would give each worker whole batches and could not resume. What it has and
-cannot be kept is refused with what to write instead.
+the loader itself, which would give each worker whole batches and could not resume. Anything in it
+that cannot be kept is refused, with a message that says what to write instead.
 
-How many samples a dataset has, if that is known, and whether they are read by number.
+Also: how many samples a dataset has, if that is known, and whether they are read by index.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from unisono.runtime.whole import check_flag, check_whole
 class Reading:
     """How samples are read; :meth:`unisono.Trainer.fit` documents each.
 
-    What only a DataLoader says: `loader_workers`, `collate_fn`.
+    Only a DataLoader sets `loader_workers` and `collate_fn`.
     """
 
     dataset: Any
-    batch_size: int  # 0 where a batch sampler says it
+    batch_size: int  # 0 if there is a batch sampler
     shuffle: bool | None = None
     sampler: Sampler | None = None
     batch_sampler: Sampler | None = None
@@ -64,9 +64,9 @@ class Reading:
         batch_sampler: Sampler | None = None,
         groups: int = 1,
     ) -> Reading:
-        """Read the arguments of a program: a dataset, or a DataLoader, which has its own.
+        """Interpret the arguments of a program: a dataset, or a DataLoader, which has its own.
 
-        Raises TypeError without a batch size, ValueError for what cannot be kept or does not fit.
+        Raises TypeError without a batch size, ValueError for arguments that cannot be used.
         """
         _check_is_one(dataset)
         _check_holds_samples(dataset)
@@ -110,7 +110,7 @@ class Reading:
         return replace(self, dataset=dataset, sampler=None, batch_sampler=None)
 
     def in_dataset_order(self) -> Reading:
-        """Read the whole dataset in its order, as evaluation does; refuses samplers."""
+        """Return how to read the whole dataset in its order, for evaluation; refuse samplers."""
         if self.sampler is not None:
             name = getattr(self.sampler, "__name__", type(self.sampler).__name__)
             raise ValueError(
@@ -127,7 +127,7 @@ class Reading:
 
 
 def _check_holds_samples(dataset: Any) -> None:
-    """Refuse a path, a class, or a pass over a loader that has begun, in the place of a dataset."""
+    """Raise TypeError for a path, a class, or a begun iterator over a loader, as a dataset."""
     if isinstance(dataset, (str, bytes, os.PathLike)):
         seen, remedy = repr(dataset), f"make one of it, such as `ImageFolder({dataset!r})`"
     elif isinstance(dataset, type):
@@ -141,7 +141,7 @@ def _check_holds_samples(dataset: Any) -> None:
 
 
 def _check_is_one(dataset: Any) -> None:
-    """Refuse several loaders, which a loop would go through at once."""
+    """Raise TypeError for several loaders over which a loop would iterate together."""
     several = dataset.values() if isinstance(dataset, Mapping) else dataset
     is_several = isinstance(several, (list, tuple, ValuesView)) and isinstance(
         next(iter(several), None), DataLoader
@@ -190,19 +190,19 @@ def _taken_apart(loader: DataLoader[Any]) -> Reading:
 
 
 def _cut_by(batches: Any, reading: Reading) -> Reading:
-    """Take the batches of a batch sampler; of torch's own, the order and the size."""
+    """Use the batches of a batch sampler; for torch's BatchSampler, its order and batch size."""
     if type(batches) is not BatchSampler:
         return replace(reading, batch_sampler=batches)
     sized = replace(reading, batch_size=batches.batch_size)
     order = sized if is_stream(reading.dataset) else _in_order_of(batches, sized)
     if not batches.drop_last:
         return order
-    is_cut = order.sampler is not None  # into full batches, whatever it gives
+    is_cut = order.sampler is not None  # into full batches, whatever the sampler returns
     return replace(reading, batch_sampler=batches) if is_cut else _without_last(order)
 
 
 def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
-    """Take the order that a loader's sampler stands for."""
+    """Use the order that a loader's sampler stands for."""
     sampler: Any = batches.sampler
     order = reading
     if type(sampler) is SubsetRandomSampler:
@@ -221,7 +221,7 @@ def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
 
 
 def _without_last(reading: Reading) -> Reading:
-    """Leave out the samples behind an epoch's last full batch, as ``drop_last=True`` does."""
+    """Omit the samples after an epoch's last full batch, as ``drop_last=True`` does."""
     length = length_of(reading.dataset)
     kept = length - length % reading.batch_size
     if reading.sampler is not None or (is_stream(reading.dataset) and length != ENDLESS):
@@ -239,7 +239,7 @@ def _without_last(reading: Reading) -> Reading:
         )
 
     def order(epoch: int, seed: int) -> torch.Tensor:
-        # The generator is seeded for the epoch by whoever asks.
+        # The caller has seeded the default generator for the epoch.
         whole = torch.arange(length) if reading.shuffle is False else torch.randperm(length)
         return whole[:kept]
 
@@ -258,15 +258,15 @@ _NAMED_AT_MOST = 8
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether a dataset's samples have no numbers, but come one after another."""
+    """Return whether a dataset's samples have no indices, but come one after another."""
     return isinstance(dataset, IterableDataset)
 
 
 def length_of(dataset: Any) -> int:
-    """Count a dataset's samples; :data:`ENDLESS` for a stream that does not say how many it has.
+    """Return a dataset's number of samples; :data:`ENDLESS` for a stream without a length.
 
     Raises:
-        TypeError: it has no length or gives no samples, so no sample plan can be made for it.
+        TypeError: it has no length or no samples, so there can be no sample plan for it.
     """
     kind = type(dataset).__name__
     held = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
@@ -293,7 +293,7 @@ def length_of(dataset: Any) -> int:
 
 
 def _not_of_samples(dataset: Any) -> str:
-    """Describe what a dataset has instead of samples, and what to pass; empty if it has samples."""
+    """Return what a dataset has instead of samples, and what to pass; empty if it has samples."""
     if isinstance(dataset, Mapping) and 0 not in dataset:
         keys = ", ".join(map(repr, islice(dataset, _NAMED_AT_MOST)))
         first = next(iter(dataset.values()), None)

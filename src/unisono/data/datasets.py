@@ -1,4 +1,4 @@
-"""Small data sets, read from the files in which they are published.
+"""Small datasets, read from the files in which they are published.
 
 ::
 
@@ -23,18 +23,18 @@ from unisono.errors import DataFormatError
 
 
 def mnist(folder: str | os.PathLike[str], train: bool = True) -> TensorDataset:
-    """Read MNIST, or a data set of its form (Fashion-MNIST, KMNIST), from its two IDX files.
+    """Read MNIST, or a dataset in its format (Fashion-MNIST, KMNIST), from its two IDX files.
 
     Args:
-        folder: where the files lie under their usual names, with or without ``.gz``.
-        train: the 60,000 samples to train on, else the 10,000 to test with.
+        folder: where the files are, under their usual names, with or without ``.gz``.
+        train: True: the 60,000 training samples; False: the 10,000 test samples.
 
     Returns:
         Pairs of an image, float32 (1, 28, 28) in [0, 1], and its label, int64 in 0 … 9.
 
     Raises:
-        FileNotFoundError: a file is missing; the message names the folder and what was looked for.
-        DataFormatError: a file is damaged, not of MNIST's shape, or the two do not belong together.
+        FileNotFoundError: a file is missing; the message names the folder and the file.
+        DataFormatError: a file is damaged, not of MNIST's shape, or the two do not match.
     """
     folder, prefix = Path(folder).expanduser(), "train" if train else "t10k"
     names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
@@ -55,13 +55,13 @@ def mnist(folder: str | os.PathLike[str], train: bool = True) -> TensorDataset:
 
 
 def digits(train: bool = True) -> TensorDataset:
-    """Read 1,797 handwritten digits, which are part of the package: for examples and tests.
+    """Read 1,797 handwritten digits that are part of the package, for examples and tests.
 
     They are scikit-learn's: the test images of *Optical Recognition of Handwritten Digits* by
     E. Alpaydin and C. Kaynak (UCI Machine Learning Repository, CC BY 4.0).
 
     Args:
-        train: the 1,437 samples to train on, else the 360 to test with, which are every fifth.
+        train: True: the 1,437 training samples; False: the 360 test samples, which are every fifth.
 
     Returns:
         Pairs of an image, float32 (1, 8, 8) in [0, 1], and its label, int64 in 0 … 9.
@@ -87,10 +87,10 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _read_idx(path: Path) -> torch.Tensor:
-    """Read the unsigned bytes of an IDX file, packed with gzip if its name says so.
+    """Read the unsigned bytes of an IDX file, which is gzipped if its name says so.
 
-    It begins with 0, 0, 8 and the number of dimensions, then the size of each in four bytes, with
-    the highest first.
+    It begins with 0, 0, 8 and the number of dimensions, then the size of each in four bytes,
+    big-endian.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The order of an epoch's samples, where a sampler says it.
+"""The order of an epoch's samples, if a sampler defines it.
 
 ::
 
@@ -6,12 +6,12 @@
         generator = torch.Generator().manual_seed(seed + epoch)
         return torch.multinomial(weights, 1000, replacement=True, generator=generator)
 
-Every worker and every loader process asks the sampler; they compare hashes. Default generators, and
-those that the sampler holds, are seeded from (seed, epoch) and one thread computes, as the number
-of threads may change the bits of sums. So torch's samplers work, too. A batch sampler gives lists
-of indices, each a batch; what is said here of samplers holds for it.
+Every worker and loader process calls the sampler, and they compare hashes. Default generators, and
+those that the sampler holds, are seeded from (seed, epoch), and one thread computes, because the
+number of threads may change the bits of sums. So torch's samplers work as well. A batch sampler
+returns lists of indices, each a batch; everything said here about samplers holds for it.
 
-A long order that is drawn without a sampler is there once a host: one worker draws and seals it,
+A long order that is drawn without a sampler exists once per host: one worker draws and seals it,
 the others map it, and loader processes inherit it.
 """
 
@@ -36,21 +36,21 @@ from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.team import Team
 
 LONG = 1 << 22
-"""How many samples an epoch has whose order is a matter of memory and time."""
-_ENDLESS_FROM = 1 << 24  # samples or batches of an epoch, where nobody says how many are needed
+"""The number of samples in an epoch from which its order costs much memory and time."""
+_ENDLESS_FROM = 1 << 24  # samples or batches of an epoch, if no limit is given
 _PURPOSE = "order of an epoch"
-_CHUNK_BYTES = 32 << 20  # whole pages, of whatever size
+_CHUNK_BYTES = 32 << 20  # whole pages of any size
 
 
 @final
 class EpochOrder:
-    """A sampler, or a batch sampler, whose answers are checked.
+    """A sampler, or a batch sampler, whose results are checked.
 
-    A sampler gives `num_samples` each epoch; a batch sampler as many as it likes. One that goes on
-    without end gives what `needed` batches or samples take, in one epoch. Its samples may be keys,
-    such as texts or tuples; they are numbered by their hashes.
+    A sampler returns `num_samples` indices each epoch; a batch sampler any number. An endless one
+    is read for `needed` batches or samples, in one epoch. Samples may be keys, such as strings or
+    tuples; they are numbered by their hashes.
 
-    Raises TypeError for what gives no samples, and ValueError for what cannot be exact.
+    Raises TypeError if the results are not samples, and ValueError if they cannot be exact.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EpochOrder:
         self._own = OwnGenerators(sampler=sampler)
         self._taken: dict[int, Taken] = {}
         self._num_batches: dict[int, int] = {}
-        self._adopted = -1  # the epoch whose order is from a run
+        self._adopted = -1  # the epoch whose order comes from a run
         self.num_samples = 0
         self.num_samples = len(self(0))
         self.is_endless = self._taken[0].is_endless
@@ -78,7 +78,7 @@ class EpochOrder:
         self._check_forgets()
 
     def __call__(self, epoch: int) -> torch.Tensor:
-        """Return the indices of an epoch, of shape (num_samples,); of a sampler's, int64."""
+        """Return the indices of an epoch, of shape (num_samples,); int64 for a sampler."""
         return self._of(epoch).indices
 
     def starts(self, epoch: int) -> torch.Tensor:
@@ -92,11 +92,11 @@ class EpochOrder:
         return self._num_batches[epoch]
 
     def keys(self, epoch: int) -> Mapping[int, Any] | None:
-        """Return what the dataset is asked for, by number; None: for the numbers."""
+        """Return the keys by which to read the dataset, by number; None: read by number."""
         return self._of(epoch).keys
 
     def state(self, epoch: int) -> dict[str, Any]:
-        """Return the order of an epoch under way; nothing if it is long, endless or of keys."""
+        """Return the order of the current epoch; empty if it is long, endless or of keys."""
         taken = self._taken.get(epoch)
         if taken is None or taken.keys is not None or self.is_endless:
             return {}
@@ -105,7 +105,7 @@ class EpochOrder:
         return {"epoch": epoch, "indices": taken.indices, "starts": taken.starts}
 
     def adopt(self, state: Mapping[str, Any]) -> None:
-        """Take the order of an epoch from a run, whatever the sampler would say now."""
+        """Use the order of an epoch from a run, whatever the sampler would return now."""
         if not state:
             return
         epoch, taken = int(state["epoch"]), Taken(state["indices"], state["starts"])
@@ -114,13 +114,13 @@ class EpochOrder:
         self._num_batches[epoch] = len(taken.starts) - 1
 
     def has_changed(self, epoch: int) -> bool:
-        """Return whether the sampler would now give another order than the one taken from a run."""
+        """Return whether the sampler would now return another order than the one from a run."""
         return epoch == self._adopted and not _is_same(self._taken[epoch], self._ask(epoch))
 
     def _of(self, epoch: int) -> Taken:
-        """Ask once for an epoch, of which few are kept.
+        """Return the order of an epoch, asking the sampler once. Few orders are kept.
 
-        Two, as reading ahead is in the next epoch before the worker is; of long ones, one.
+        Two, because prefetching reaches the next epoch before the worker does; one, if it is long.
         """
         if epoch not in self._taken:
             if len(self._taken) == (1 if self.num_samples >= LONG else 2):
@@ -143,7 +143,7 @@ class EpochOrder:
         return taken
 
     def _limits(self, said: Any) -> tuple[int, int]:
-        """Return how much is read of an order that may have no end: all of one that has one."""
+        """Return how much to read of an order that may be endless; all of one that has an end."""
         at_most, at_least = self._needed, self._dataset_length
         if at_most is None:
             at_most, at_least = _ENDLESS_FROM, 100 * at_least
@@ -191,7 +191,7 @@ class EpochOrder:
                 )
 
     def _check_forgets(self) -> None:
-        """Refuse a sampler whose order depends on how often it was asked."""
+        """Raise ValueError if a sampler's order depends on how often it was called."""
         cannot_change = (list, tuple, range, torch.Tensor, np.ndarray)
         if callable(self._sampler) or isinstance(self._sampler, (*cannot_change, Iterator)):
             return
@@ -235,7 +235,7 @@ def _check_kind(sampler: object, argument: str, name: str) -> None:
 
 
 def _said(sampler: Any, epoch: int, seed: int) -> Any:
-    """Ask for an epoch, in the ways that samplers have."""
+    """Return a sampler's result for an epoch, in any of the ways that samplers have."""
     if callable(sampler):
         return sampler(epoch, seed)
     for each in (sampler, getattr(sampler, "sampler", None)):
@@ -245,7 +245,7 @@ def _said(sampler: Any, epoch: int, seed: int) -> Any:
 
 
 def order_on_host(plan: SamplePlan, epoch: int, team: Team | None) -> torch.Tensor:
-    """Have an order that is drawn without a sampler drawn once on each host. Collective.
+    """Draw an order without a sampler once on each host, and return it. Collective.
 
     Without a `team` this worker draws it for itself.
     """
@@ -262,12 +262,12 @@ def order_on_host(plan: SamplePlan, epoch: int, team: Team | None) -> torch.Tens
     order = None
     if held is not None:
         order = torch.from_file(held.path, False, plan.num_samples, dtype=plan.order_dtype)
-    team.meet(_PURPOSE)  # all have it open, or cannot have it
+    team.meet(_PURPOSE)  # all have opened it, or cannot
     return _drawn(plan, epoch)[1] if order is None else order
 
 
 def _drawn(plan: SamplePlan, epoch: int) -> tuple[Memory, torch.Tensor]:
-    """Draw in large pages: in small ones it takes twice as long, as it goes all over them."""
+    """Draw an order in huge pages: it touches all of them, and small ones take twice as long."""
     memory = Memory.private(plan.num_samples * plan.order_dtype.itemsize)
     with suppress(OSError):
         memory.mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -277,7 +277,7 @@ def _drawn(plan: SamplePlan, epoch: int) -> tuple[Memory, torch.Tensor]:
 
 
 def _given_back(memory: Memory, order: torch.Tensor) -> Iterator[memoryview]:
-    """Yield an order's bytes in chunks, each of which is gone from memory once it is taken."""
+    """Yield an order's bytes in chunks; each chunk's memory is released once it is consumed."""
     for start in range(0, order.nbytes, _CHUNK_BYTES):
         num_bytes = min(_CHUNK_BYTES, order.nbytes - start)
         yield memory.view(start, num_bytes)
@@ -286,18 +286,18 @@ def _given_back(memory: Memory, order: torch.Tensor) -> Iterator[memoryview]:
 
 @final
 class KeptOrder:
-    """The order of the epoch under way, as an object with a state.
+    """The order of the current epoch, as an object with a state.
 
-    `epoch` returns its number. A sampler may follow what training has changed since it was asked.
+    `epoch` returns its number. A sampler may depend on what training has changed since then.
     """
 
     def __init__(self, order: EpochOrder, epoch: Callable[[], int]) -> None:
         self._order, self._epoch = order, epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order; nothing before the sampler was asked."""
+        """Return the order; empty before the sampler was called."""
         return self._order.state(self._epoch())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the epoch the order that it began with."""
+        """Use the order with which the epoch began."""
         self._order.adopt(state)

@@ -1,19 +1,19 @@
 """Read one batch from a dataset, in the cheapest way that the dataset offers.
 
 Tensor datasets (and subsets of them) take one indexing operation for a whole shard; datasets with
-``__getitems__`` one call; all others one ``__getitem__`` a sample. One thread reads, here as in
-loader processes, as the number of threads may change bits.
+``__getitems__`` one call; all others one ``__getitem__`` per sample. One thread reads, both here
+and in loader processes, because the number of threads may change bits.
 
 What a dataset draws from the default generators depends on what is read, never on who reads it::
 
     __getitem__     seeded before each sample, from (seed, epoch, index)
-    __getitems__    seeded once a shard, from (seed, epoch, the first index)
-    collate_fn      the same, in a stream of its own
+    __getitems__    seeded once per shard, from (seed, epoch, the first index)
+    collate_fn      the same, in a separate stream
 
-Generators of the dataset's or of `collate_fn`'s own are seeded with them (``reach.py``).
+Generators that the dataset or `collate_fn` holds are seeded with them (``generators.py``).
 ``index`` is the sample's place in the dataset that was passed, so two entries of a ``Subset`` that
-name the same sample are augmented differently. How often a sampler took the sample before in the
-epoch belongs to the seed, too. Tensor datasets and lists draw nothing and are not seeded for.
+name the same sample are augmented differently. How often a sampler used the sample before in the
+epoch is part of the seed. Tensor datasets and lists draw nothing, so nothing is seeded for them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from unisono.data.stream import StreamReader
 from unisono.errors import LoadingError
 from unisono.runtime.device import HOST, num_threads
 
-_FEW = 16  # samples that are compared where many are read at once
+_FEW = 16  # samples that are compared if many are read at once
 
 
 Keys = Callable[[int], Mapping[int, Any] | None]
-"""Takes an epoch to what the dataset is asked for, by number; None: for the numbers."""
+"""Maps an epoch to the keys by which to read the dataset, by number; None: read by number."""
 
 
 class Fetch(Protocol):
-    """Takes indices, int64 of shape (samples,), to the batch that they are in this epoch."""
+    """Maps indices, int64 of shape (samples,), to the batch of these samples in an epoch."""
 
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
     ) -> Any:
-        """Read and collate; `repeats`: how often each sample came before in the epoch.
+        """Read and collate; `repeats`: how often each sample was read before in the epoch.
 
-        Raises LoadingError where the dataset raises.
+        Raises LoadingError if the dataset raises.
         """
 
 
@@ -63,12 +63,12 @@ def fetcher(
     shards: int = 1,
     keys: Keys | None = None,
 ) -> Fetch:
-    """Make the function that reads batches of a map-style dataset, or of a stream.
+    """Return the function that reads batches of a map-style dataset, or of a stream.
 
-    `stream` is ``"train"`` or ``"evaluate"``, each with random numbers of its own; `collate_fn`
-    makes a batch of a list of samples, by default torch's; `batch_size` and `shards` are of the
-    global batches, by which a stream is cut; `keys`: for what the dataset is asked in an epoch, by
-    number, where that is no number. A ``Subset`` of samples that are not there is refused.
+    `stream` is ``"train"`` or ``"evaluate"``, each with separate random numbers; `collate_fn` makes
+    a batch of a list of samples, by default torch's; `batch_size` and `shards` are those of the
+    global batches, by which a stream is cut; `keys`: the keys by which to read the dataset in an
+    epoch, by number, if samples have keys. A ``Subset`` of missing samples is refused.
     """
     length = length_of(dataset)
     collator = Collator(seed, stream, collate_fn, dataset, length)
@@ -81,7 +81,7 @@ def fetcher(
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors, num_rows = leaf.tensors, len(leaf)
         if chosen is not None:
-            chosen.within(num_rows, torch.arange(length, device=HOST))  # so that it fails here
+            chosen.within(num_rows, torch.arange(length, device=HOST))  # raise errors here
 
         def rows(indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None) -> Any:
             places = indices if chosen is None else chosen.within(num_rows, indices)
@@ -94,27 +94,27 @@ def fetcher(
 
 
 def leaf_of(dataset: Any) -> Any:
-    """Look through every ``Subset``."""
+    """Return the dataset behind every ``Subset``."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return dataset
 
 
 def lies_in_memory(leaf: Any) -> bool:
-    """Return whether samples of a dataset that is no ``Subset`` are read without any code."""
+    """Return whether reading samples of a dataset, not a ``Subset``, runs no code."""
     return type(leaf) in (TensorDataset, list, tuple)
 
 
 @final
 class Reader:
-    """A :class:`Fetch` for datasets that are asked for samples.
+    """A :class:`Fetch` for datasets that are read by index or key.
 
     Args:
-        chosen: gives the places in `dataset` that samples have by their numbers; None: the numbers.
-        keys: what it is asked for in the place of numbers, in an epoch.
+        chosen: maps numbers of samples to places in `dataset`; None: the numbers themselves.
+        keys: returns the keys by which to read, in an epoch.
 
     Attributes:
-        takes_many: whether the dataset is asked for several samples at once.
+        takes_many: whether the dataset reads several samples at once.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Reader:
         self._keys = keys
         self._draws = not lies_in_memory(dataset)
         self.takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
-        self._places: dict[int, int] = {}  # of samples that were read twice
+        self._places: dict[int, int] = {}  # of samples read twice
         self._twice = SecondReading(collator) if self._draws or collator.is_programs else None
 
     def __call__(
@@ -149,7 +149,7 @@ class Reader:
     def look(
         self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
     ) -> None:
-        """Read the first samples twice, if that is due and any code reads them, and compare."""
+        """Read the first samples twice and compare them, if it is due and code reads them."""
         if self._twice is None or not self._twice.is_due():
             return
         few = _FEW if self.takes_many else 1
@@ -170,7 +170,7 @@ class Reader:
     def read(
         self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
     ) -> Any:
-        """Read samples: a list, or what the dataset makes of it; raises as a call does."""
+        """Read samples: a list, or what the dataset makes of them; raises as a call does."""
         if self.takes_many:
             self._collator.seed_for("samples", epoch, numbers[0], again[0])
             return self._ask(self._dataset.__getitems__, places, numbers)
@@ -199,7 +199,7 @@ class Reader:
 
 @final
 class _Chosen:
-    """The samples of the dataset below that subsets mean now, as a program may choose others."""
+    """The samples of the dataset below that subsets refer to now; a program may change them."""
 
     def __init__(self, dataset: Any) -> None:
         self._subsets = []
@@ -208,7 +208,7 @@ class _Chosen:
             dataset = dataset.dataset
 
     def __call__(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Take numbers of samples, int64 of shape (samples,), to numbers of the dataset below."""
+        """Map numbers of samples, int64 of shape (samples,), to numbers in the dataset below."""
         places = numbers
         for at, subset in enumerate(self._subsets):
             if at:
@@ -217,7 +217,7 @@ class _Chosen:
         return places
 
     def within(self, length: int, numbers: torch.Tensor) -> torch.Tensor:
-        """Likewise, to numbers from 0 on; raises LoadingError for samples that are not there."""
+        """Map to numbers from 0 on; raise LoadingError for samples that do not exist."""
         return _counted_from_the_start(self(numbers), numbers, length)
 
 
@@ -233,7 +233,7 @@ def _taken(indices: Any, places: torch.Tensor) -> torch.Tensor:
 def _counted_from_the_start(
     chosen: torch.Tensor, numbers: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """Turn indices below 0 into those that they mean in a dataset of this length."""
+    """Replace negative indices by those that they mean in a dataset of this length."""
     counted = torch.where(chosen < 0, chosen + length, chosen)
     (outside,) = torch.where((counted < 0) | (counted >= length))
     if len(outside):

@@ -1,13 +1,14 @@
-"""Have all workers the same data set? Each says what of it can be seen in some milliseconds.
+"""Do all workers have the same dataset? Each reports what it can see of it in some milliseconds.
 
-Compared are the indices of ``Subset``, and a few samples, chosen by the seed, read as the loop is
-about to read them: seeded for (seed, epoch, index), by the worker itself or, where loader processes
-read, in one more, so that files which a data set opens late are not shared. What is not the same
-when it is read twice says nothing; neither does a stream, or what cannot be read, as the loop will
-say so.
+The indices of ``Subset`` are compared, and a few samples, chosen by the seed. They are read as the
+loop will read them, seeded for (seed, epoch, index): by the worker itself or, if loader processes
+read, in a separate one, so that files that a dataset opens late are not shared. A sample that
+differs when it is read twice is not compared; nor is a stream, or a dataset that cannot be read,
+which the loop will report.
 
-The first sample is read as the loop reads its first (``second_reading.py``): a data set may keep
-here what it draws, and the loop would find it kept. Nothing else is raised, and no generator moves.
+The first sample is read as the loop reads its first (``second_reading.py``): a dataset may keep
+what it draws here, and the loop would find it kept. Other errors are ignored, and generators are
+not advanced.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ _SHOWN = 4
 def fingerprint_of_data(
     dataset: Any, length: int, *, seed: int, stream: str, epoch: int, in_fork: bool
 ) -> dict[str, str]:
-    """Look at a data set; gives what must not differ between workers, where both know it, by name.
+    """Return facts about a dataset, by name, that must not differ between workers that have them.
 
     `in_fork`: read samples in a loader process, as the loop will. Raises LoadingError if a sample
-    is not the same when it is read twice.
+    differs when it is read twice.
     """
     if is_stream(dataset) or not length:
         return {}
@@ -65,7 +66,7 @@ def fingerprint_of_data(
         return _samples(reader, epoch, numbers, places)
 
     collator.begin_epoch(epoch)
-    # Loader processes look at the first samples that they read.
+    # Loader processes check the first samples that they read.
     if in_fork and not lies_in_memory(leaf):
         return facts | _in_fork(look)
     with num_threads(1), generators_put_back(), collator.own.put_back():
@@ -74,14 +75,14 @@ def fingerprint_of_data(
 
 
 def _place(dataset: Any, number: int) -> int:
-    """Find where a sample is in the data set below every ``Subset``."""
+    """Return the index of a sample in the dataset below every ``Subset``."""
     while type(dataset) is Subset:
         dataset, number = dataset.dataset, int(dataset.indices[number])
     return number
 
 
 def _in_fork(look: Callable[[object], dict[str, str]]) -> dict[str, str]:
-    """Look in a loader process, unless a thread of this one might hold a lock meanwhile."""
+    """Look in a loader process, unless another thread of this one might hold a lock meanwhile."""
     if threading.active_count() == 1:
         with suppress(Exception):
             processes = LoaderProcesses(look, 1, iter([None]))
@@ -95,7 +96,7 @@ def _in_fork(look: Callable[[object], dict[str, str]]) -> dict[str, str]:
 def _samples(
     reader: Reader, epoch: int, numbers: Sequence[int], places: Sequence[int]
 ) -> dict[str, str]:
-    """Hash samples that are the same twice, as many as can be read soon; one at least."""
+    """Return hashes of samples that are equal when read twice, within a few ms; at least one."""
     facts: dict[str, str] = {}
     start_s = time.perf_counter()
     for number, place in zip(numbers, places, strict=True):
@@ -113,7 +114,7 @@ def _samples(
 
 
 def _subsets(dataset: Any) -> list[tuple[str, str]]:
-    """Describe the indices of each ``Subset``, from the outside in."""
+    """Return a description of the indices of each ``Subset``, from the outside in."""
     described: list[tuple[str, str]] = []
     while type(dataset) is Subset:
         name, count = "the indices of `Subset`", len(dataset.indices)

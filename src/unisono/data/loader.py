@@ -3,12 +3,12 @@
 ::
 
     places     (epoch 0, batch 0, shard 2) (0, 0, 3) (0, 1, 2) (0, 1, 3) … (1, 0, 2) …
-               ▲ given out   ▲──── requested from processes ──▲
+               ▲ returned    ▲──── requested from processes ──▲
 
-While the worker computes the same shards, the next places are known, across the ends of epochs.
-Where the run goes back or the shards are divided anew, prefetching starts again from there. Shards
-taken over within a step are read here. A batch depends on its place alone, not on who reads it.
-Where a sampler says the order, each process asks it, and compares the answer with the worker's.
+While the worker computes the same shards, the next places are known, across the ends of epochs. If
+the run goes back or the shards are divided differently, prefetching starts again from there. Shards
+taken over within a step are read here. A batch depends on its place alone, not on who reads it. If
+a sampler defines the order, each process calls it, and compares the order with the worker's.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from unisono.runtime.notices import say
 from unisono.runtime.training_progress import At, now
 from unisono.runtime.workers.team import Team
 
-_RENEWED_AT_MOST = 8  # times that loader processes are forked again
+_RENEWED_AT_MOST = 8  # number of times that loader processes are forked again
 
 
 class ShardPosition(NamedTuple):
-    """Which batch: one shard of one global batch of one epoch, all counted from 0."""
+    """The place of a batch: a shard of a global batch of an epoch, all counted from 0."""
 
     epoch: int
     batch: int
@@ -53,12 +53,12 @@ class _Epoch(NamedTuple):
 def progress_at(
     plan: SamplePlan, first: int, done: tuple[int, int] | None = None, *, in_order: bool = False
 ) -> Callable[[ShardPosition], At]:
-    """Return a function that says where the run is when it comes to a place.
+    """Return a function that returns the run's progress at a place.
 
     `first`: the step at the first batch of the plan's epoch, which is 0 unless a batch sampler
-    cuts epochs; then as if all epochs were like the plan's;
+    cuts epochs; all epochs are then assumed to be like the plan's;
     `done`: steps and epochs that are done, if the loop does not train; `in_order`: samples are
-    those of a stream, of which processes read also those of other places.
+    those of a stream, of which processes also read those of other places.
     """
 
     def at(place: ShardPosition) -> At:
@@ -78,9 +78,9 @@ def upcoming(
     num_batches: int,
     num_epochs: int = ENDLESS,
 ) -> Iterator[ShardPosition]:
-    """List what a worker computes from `start` on, shards without samples left out.
+    """Return the places that a worker computes from `start` on, without shards without samples.
 
-    It ends after so many batches, counted from the first of the plan's epoch, and epochs.
+    They end after `num_batches`, counted from the first of the plan's epoch, and `num_epochs`.
     """
 
     def places() -> Iterator[ShardPosition]:
@@ -100,7 +100,7 @@ def upcoming(
 
 @final
 class EarlyBatch:
-    """A batch that is taken and copied before it is asked for."""
+    """A batch that is read and copied before it is requested."""
 
     def __init__(self, place: ShardPosition, device: Device, take: Callable[[], Any]) -> None:
         self.place = place
@@ -113,11 +113,11 @@ class EarlyBatch:
         try:
             self._give = device.bring(batch)
         except RuntimeError:
-            # There is no room yet, say: whatever it is, it is raised again where it belongs.
+            # Perhaps there is no room yet; any error is raised again where it belongs.
             self._give = functools.partial(device.move, batch)
 
     def give(self) -> Any:
-        """Return it, or raise what taking it has raised."""
+        """Return the batch, or raise the error of reading it."""
         if self._raised is not None:
             raise self._raised
         return self._give()
@@ -125,10 +125,10 @@ class EarlyBatch:
 
 @final
 class Loader:
-    """Gives out batches, of which `num_processes` prefetch; ends these when its block ends.
+    """Returns batches, of which `num_processes` prefetch; ends them when its block ends.
 
     `num_batches`, `num_epochs`: see :func:`upcoming`; `progress`: see :func:`progress_at`.
-    `look`: notes what loader processes have a copy of, where the program may change it; `tell`
+    `look`: records what loader processes have a copy of, if the program may change it; `tell`
     shows a line.
     """
 
@@ -176,7 +176,7 @@ class Loader:
         return self._device.move(batch) if self._moves else batch
 
     def _see_what_changed(self, look: Callable[[], ForkedCopy], place: ShardPosition) -> None:
-        """Fork other processes once a step, if what they read from has changed; or read here."""
+        """Fork new processes once a step if what they read from has changed; or read here."""
         if self._looked_at == (place.epoch, place.batch):
             return
         self._looked_at = place.epoch, place.batch
@@ -197,9 +197,9 @@ class Loader:
             self._tell(f"samples are read without loader processes, as {why}")
 
     def take_early(self) -> None:
-        """Take the next batch from the processes, if it is there, and begin to copy it.
+        """Take the next batch from the processes, if it is ready, and begin to copy it.
 
-        Nobody waits. What goes wrong is raised when the batch is asked for.
+        This never waits. Errors are raised when the batch is requested.
         """
         ahead = self._ahead
         if self._early is None and ahead is not None and ahead.is_ready():
@@ -211,19 +211,19 @@ class Loader:
         try:
             return ahead.take()
         except Exception:
-            # At once: whoever keeps the error keeps the loop, and would keep the processes.
+            # At once: code that keeps the error keeps the loop, and so the processes.
             self._end()
             raise
 
     def indices(self, place: ShardPosition) -> list[int]:
-        """Return which samples the batch of a place has, by their numbers in the dataset."""
+        """Return the dataset indices of the samples in the batch of a place."""
         indices: list[int] = self._indices(place).tolist()
         return indices
 
     def begin_epoch(self, epoch: int, team: Team | None) -> None:
-        """Have the order of the next step's epoch, if it is long and drawn; see `order_on_host`."""
+        """Get the order of the next step's epoch, if it is long and drawn; see `order_on_host`."""
         if self._is_long and self._plan.is_drawn and epoch not in self._epochs:
-            self._end()  # the epoch before, whose order takes as much memory
+            self._end()  # the previous epoch, whose order takes as much memory
             self._epochs.clear()
             self._epochs[epoch] = _Epoch(order_on_host(self._plan, epoch, team), None, "")
 
@@ -265,7 +265,7 @@ class Loader:
         return plan.shard_indices(order, place.batch, place.shard)
 
     def _read_ahead(self, request: tuple[ShardPosition, str]) -> Any:
-        """Read in a loader process, if the order is the same here and in the worker."""
+        """Read in a loader process, if the order is the same there as in the worker."""
         place, digest = request
         if self._epoch(place.epoch).digest != digest:
             raise LoadingError(
@@ -275,14 +275,14 @@ class Loader:
         return self._read(place)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        """Return the order of an epoch, of which few are kept.
+        """Return the order of an epoch. Few orders are kept.
 
-        Two, as reading ahead is in the next epoch before the worker is; of long ones, one.
+        Two, because prefetching reaches the next epoch before the worker does; one, if it is long.
         """
         plan, epochs = self._plan, self._epochs
         if epoch not in epochs:
             if len(epochs) == (1 if self._is_long else 2):
-                del epochs[next(iter(epochs))]  # before the next is made: both may be large
+                del epochs[next(iter(epochs))]  # before the next one is created: both may be large
             epochs[epoch] = _Epoch(plan.order(epoch), plan.repeats(epoch), plan.digest(epoch))
         return epochs[epoch]
 

@@ -1,4 +1,4 @@
-"""Loader processes: forks of a worker that read ahead.
+"""Loader processes: forks of a worker that prefetch.
 
 ::
 
@@ -8,17 +8,17 @@
     message:  length │ pickle │ bytes of each tensor and array (``packed.py``)
 
 Requests take a few bytes and each process has at most two, so sending never blocks; a result waits
-in its pipe until it is wanted. Each pipe has one writer: if that dies, the reader sees the end at
-once. Invariant: no process outlives the worker (the kernel sees to that) or
+in its pipe until it is needed. Each pipe has one writer: if that dies, the reader sees the end at
+once. Invariant: no process outlives the worker (the kernel ensures that) or
 :meth:`LoaderProcesses.close`.
 
 torch's DataLoader is not used: it raises from a signal handler, possibly inside an update, when one
-of its processes dies (without that handler it waits for ever for one that dies while it writes),
+of its processes dies (without that handler it waits forever for one that dies while it writes),
 and it needs shared memory and named sockets for tensors.
 
-The worker may use a GPU when it forks. A fork of such a process cannot use one, and need not: it
-reads samples, and batches go to the GPU in the worker. What belongs to the GPU (streams, events,
-tensors) is never freed in a loader process, not even when its turn comes to look for garbage.
+The worker may use a GPU when it forks. A fork of such a process cannot use the GPU, and need not:
+it reads samples, and the worker moves batches to the GPU. Objects of the GPU (streams, events,
+tensors) are never freed in a loader process, not even by its garbage collector.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from unisono.runtime.device import HOST, array_of, is_on_host
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import ENDING_SIGNALS
 
-# Requests that each process has: one is worked on, one is there when that is done.
+# Requests per process: one being worked on, and one that is ready when that is done.
 _AHEAD = 2
 _GRACE_S = 1.0
 _NO_GPU_HERE = (
@@ -58,7 +58,7 @@ _NO_GPU_HERE = (
 
 
 class _Failed(NamedTuple):
-    """What a process says when it has no result: the error, and the traceback there."""
+    """The message of a process without a result: the error, and its traceback."""
 
     message: str
     indices: tuple[int, ...]
@@ -75,7 +75,7 @@ class _Loader(NamedTuple):
 class LoaderProcesses:
     """N processes that work ahead on requests, in the order of results.
 
-    `work` takes a request to its result; both can be pickled. It is inherited, not pickled.
+    `work` maps a request to its result; both can be pickled. It is inherited, not pickled.
 
     Attributes:
         under_way: the requests whose results have not been taken, the next one first.
@@ -97,7 +97,7 @@ class LoaderProcesses:
             raise
 
     def take(self) -> Any:
-        """Wait for the next result; LoadingError: the work raised, or a process has died."""
+        """Wait for the next result; raise LoadingError if the work raised or a process died."""
         loader = self._next_loader()
         try:
             result = read_message(loader.results_fd)
@@ -111,9 +111,9 @@ class LoaderProcesses:
         return result
 
     def is_ready(self, within_s: float = 0.0) -> bool:
-        """Return whether the next result is worked out, so that :meth:`take` only has to read it.
+        """Return whether the next result is ready, so that :meth:`take` only has to read it.
 
-        Also where its process has died, which :meth:`take` tells.
+        Also True if its process has died, which :meth:`take` reports.
         """
         if not self.under_way:
             return False
@@ -122,7 +122,7 @@ class LoaderProcesses:
         return bool(poll.poll(within_s * 1000))
 
     def close(self, grace_s: float = _GRACE_S) -> None:
-        """End all processes: at once those that wait, after a second those that do not."""
+        """End all processes: those that wait, at once; the others after a second."""
         for loader in self._loaders:
             os.close(loader.requests_fd)
             os.close(loader.results_fd)
@@ -139,11 +139,11 @@ class LoaderProcesses:
         return self._loaders[num_taken % len(self._loaders)]
 
     def _send(self) -> None:
-        """Have as many requests under way as there may be."""
+        """Send as many requests as the processes may have."""
         room = _AHEAD * len(self._loaders) - len(self.under_way)
         for request in islice(self._requests, room):
             loader = self._loaders[self._num_sent % len(self._loaders)]
-            # A process that has died may have left results before: its death is told after them.
+            # A dead process may have left earlier results: its death is reported after them.
             with suppress(BrokenPipeError):
                 write_message(loader.requests_fd, request)
             self._num_sent += 1
@@ -165,10 +165,10 @@ class LoaderProcesses:
         )
         try:
             with warnings.catch_warnings():
-                # Python 3.12 warns of the threads of numerical libraries; a loader has one.
+                # Python 3.12 warns about threads of numerical libraries; a loader has one.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
-            # What multiprocessing calls where the worker leaves without having closed this.
+            # multiprocessing calls this if the worker exits without closing the process.
             process._popen.terminate = process._popen.kill  # type: ignore[attr-defined]
         except BaseException:
             os.close(requests_here)
@@ -181,7 +181,7 @@ class LoaderProcesses:
 
 
 def _serve(work: Callable[[Any], Any], requests_fd: int, results_fd: int) -> None:
-    """Be a loader process, until nobody sends requests or wants results."""
+    """Run a loader process, until no more requests come or results are wanted."""
     try:
         while True:
             request = read_message(requests_fd)
@@ -193,7 +193,7 @@ def _serve(work: Callable[[Any], Any], requests_fd: int, results_fd: int) -> Non
             except Exception as error:
                 write_message(results_fd, _failed(error))
     except (EOFError, BrokenPipeError):
-        # The worker does not want more.
+        # The worker wants nothing more.
         return
 
 
@@ -202,10 +202,10 @@ def _take_over(not_mine: list[int]) -> None:
     for fd in not_mine:
         os.close(fd)
     signal.set_wakeup_fd(-1)
-    # They reach all processes of a terminal or a job, but the worker says when it is over.
+    # Signals reach all processes of a terminal or a job, but the worker decides when it is over.
     for signum in ENDING_SIGNALS:
         signal.signal(signum, lambda signum, frame: None)
-    # A progress bar stands before the streams, with a lock that its thread may have held.
+    # A progress bar wraps the streams, with a lock that its thread may have held.
     sys.stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
     sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
     torch.set_num_threads(1)
@@ -214,7 +214,7 @@ def _take_over(not_mine: list[int]) -> None:
 def _failed(error: Exception) -> _Failed:
     if isinstance(error, LoadingError):
         cause = error.__cause__ or error
-        # torch's error for who wants to use a GPU in a fork, by its words or by its class
+        # torch's error for using a GPU in a fork, by its message or its class
         is_of_gpu = "in forked subprocess" in str(cause)
         is_of_gpu = is_of_gpu or isinstance(cause, torch.AcceleratorError)
         message = f"{error} {_NO_GPU_HERE}" if is_of_gpu else str(error)
@@ -246,7 +246,7 @@ _LENGTH = struct.Struct("<q")
 
 
 def write_message(fd: int, content: Any) -> None:
-    """Write anything that can be pickled; blocks while nobody reads."""
+    """Write anything that can be pickled; block until it is read."""
     words, contents = packed(content, _apart)
     _write(fd, memoryview(_LENGTH.pack(len(words))))
     for each in (memoryview(words), *contents):
@@ -254,10 +254,10 @@ def write_message(fd: int, content: Any) -> None:
 
 
 def read_message(fd: int) -> Any:
-    """Read what was written; blocks until it is all there. EOFError: the writer has ended."""
+    """Read a message; block until it is complete. Raise EOFError if the writer has ended."""
 
     def take(num_bytes: int) -> np.ndarray[Any, Any]:
-        # Memory of torch, aligned as usual.
+        # Memory from torch, aligned as usual.
         content = array_of(torch.empty(num_bytes, dtype=torch.uint8, device=HOST))
         _read(fd, content.data)
         return content
@@ -270,7 +270,7 @@ def read_message(fd: int) -> Any:
 
 
 def _apart(value: Any) -> Any:
-    # torch and numpy pickle all others: sparse tensors, subclasses, arrays of texts.
+    # torch and numpy pickle everything else: sparse tensors, subclasses, arrays of strings.
     if type(value) is torch.Tensor and is_on_host(value) and is_plain(value):
         return tensor_apart(value)
     if type(value) is np.ndarray and value.flags.writeable:

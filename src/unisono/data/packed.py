@@ -1,7 +1,7 @@
-"""Pickle a value with the bytes of its tensors and arrays apart: these are copied once at most.
+"""Pickle a value without the bytes of its tensors and arrays, which are copied at most once.
 
-Tensors keep their strides, as torch chooses kernels by them. The elements of expanded ones are
-there once, and what lies between the elements of a slice is left out.
+Tensors keep their strides, because torch chooses kernels by them. Elements of expanded tensors are
+stored once, and memory between the elements of a slice is left out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class _Packer(pickle.Pickler):
 
 
 def packed(value: Any, reduce: Callable[[Any], Any]) -> tuple[bytes, list[memoryview]]:
-    """Return a pickle, and the bytes that are apart from it.
+    """Return a pickle, and the bytes that are separate from it.
 
-    `reduce` is as :meth:`pickle.Pickler.reducer_override`; see :func:`tensor_apart`.
+    `reduce` works like :meth:`pickle.Pickler.reducer_override`; see :func:`tensor_apart`.
     """
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
@@ -40,31 +40,31 @@ def packed(value: Any, reduce: Callable[[Any], Any]) -> tuple[bytes, list[memory
 
 
 def unpacked(words: bytes | bytearray, take: Callable[[int], Any]) -> Any:
-    """Return the value of a pickle; `take` gives the next so many bytes, which are kept."""
+    """Return the value of a pickle; `take` returns the next bytes, which the value keeps."""
     value, sizes = pickle.loads(words)
     return pickle.loads(value, buffers=map(take, sizes))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether there is nothing to a tensor but dtype, shape, strides and bytes."""
+    """Return whether a tensor consists only of dtype, shape, strides and bytes."""
     is_dense = tensor.layout == torch.strided and not tensor.is_quantized
     return is_dense and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
 def tensor_apart(tensor: torch.Tensor) -> Any:
-    """Reduce a plain tensor of the host to how it lies in memory, and its bytes."""
+    """Reduce a plain tensor on the host to its memory layout and its bytes."""
     elements = _elements(tensor)
     how = tensor.dtype, tuple(tensor.shape), tensor.stride(), elements.is_contiguous()
     return _tensor, (*how, pickle.PickleBuffer(in_rows(elements)))
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements, however often repeated, do not lie side by side."""
+    """Return whether a tensor's elements, repeats aside, are not contiguous in memory."""
     return not _elements(tensor).is_contiguous()
 
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor in the order in which it lies in memory, what an expanded one repeats once."""
+    """Return a view of a tensor in memory order, in which repeated elements appear once."""
     dims = sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True)
     shape = [n if step else min(n, 1) for step, n in dims]
     return tensor.as_strided(shape, [step for step, _ in dims])

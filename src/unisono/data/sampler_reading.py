@@ -1,11 +1,11 @@
-"""What does a sampler give for an epoch? Indices, batches of them, or keys, read into flat memory.
+"""What does a sampler return for an epoch? Indices, batches of them, or keys, in flat memory.
 
 ::
 
     [[4, 0, 4], [7]]   ─►   indices 4 0 4 7,  starts 0 3 4        a batch sampler's
     [("a", 1), …]      ─►   indices of hashes, and which key each stands for
 
-Of batches, four bytes an index and eight a batch: two epochs take less than the lists of one.
+For batches, four bytes per index and eight per batch: two epochs take less than the lists of one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from unisono.runtime.device import array_of
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The order of an epoch, as a sampler says it."""
+    """The order of an epoch, as a sampler defines it."""
 
-    indices: torch.Tensor  # of shape (samples,), int64, or int32 where batches have no larger
-    starts: torch.Tensor  # where batches begin, and the end; int64 of shape (batches + 1,)
-    keys: Mapping[int, Any] | None = None  # what indices stand for; None: for themselves
-    is_endless: bool = False  # whether it goes on
+    indices: torch.Tensor  # of shape (samples,), int64, or int32 if large enough
+    starts: torch.Tensor  # where batches begin, and the end; int64, (batches + 1,)
+    keys: Mapping[int, Any] | None = None  # the keys of indices; None: indices are no hashes
+    is_endless: bool = False  # whether there is more
 
 
 def read_samples(said: Any, at_most: int, at_least: int, argument: str, name: str) -> Taken:
-    """Read what a sampler gives, whatever holds the whole numbers or the keys.
+    """Read the result of a sampler: integers or keys, in any container.
 
-    Of one that goes on and on, `at_most` samples are taken, or `at_least`, if that is more.
+    Of an endless one, read `at_most` samples, or `at_least`, if that is more.
     """
     if isinstance(said, (str, bytes)):
         raise _no_samples(said, argument, name)
@@ -52,9 +52,9 @@ def read_samples(said: Any, at_most: int, at_least: int, argument: str, name: st
 
 
 def read_batches(said: Any, at_most: int, at_least: int, argument: str, name: str) -> Taken:
-    """Read what a batch sampler gives: batches, each of whole numbers or keys.
+    """Read the result of a batch sampler: batches, each of integers or keys.
 
-    Of one that goes on and on, `at_most` batches are taken, and `at_least` so many samples.
+    Of an endless one, read `at_most` batches, and `at_least` so many samples.
     """
     try:
         batches: Iterator[Any] = iter(said)
@@ -79,7 +79,7 @@ def read_batches(said: Any, at_most: int, at_least: int, argument: str, name: st
 
 
 def _extended(flat: array[int], members: Iterable[int]) -> array[int]:
-    """Add numbers, in wider ones once they need it; raises OverflowError where none is enough."""
+    """Add numbers, in wider elements if they need them; raise OverflowError if none is enough."""
     num_before = len(flat)
     try:
         flat.extend(members)
@@ -91,7 +91,7 @@ def _extended(flat: array[int], members: Iterable[int]) -> array[int]:
 
 
 def _first(said: Any, at_most: int, argument: str, name: str) -> tuple[list[Any], bool]:
-    """Take so many at most, and tell whether there are more."""
+    """Return up to `at_most` samples, and whether there are more."""
     try:
         samples = iter(said)
     except TypeError:
@@ -101,7 +101,7 @@ def _first(said: Any, at_most: int, argument: str, name: str) -> tuple[list[Any]
 
 
 def _members(batch: Any, argument: str, name: str) -> Any:
-    """Return a batch as something of a length, with Python's numbers in it."""
+    """Return a batch as a sequence of Python's numbers."""
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         is_row = batch.ndim == 1 and not (
             batch.dtype.is_floating_point
@@ -127,7 +127,7 @@ def _as_array(found: Any, argument: str, name: str) -> np.ndarray[Any, Any]:
 
 
 def _is_key(sample: Any) -> bool:
-    """Return whether a dataset is asked for a sample by something that is no number."""
+    """Return whether a dataset reads a sample by a key instead of a number."""
     return isinstance(sample, (str, bytes, tuple))
 
 

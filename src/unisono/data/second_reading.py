@@ -1,16 +1,16 @@
-"""Is a sample a function of its index? Some are read twice, and compared in bits.
+"""Is a sample a function of its index? Some are read twice, and their bits compared.
 
-Whatever else it depends on (how often this process has read, what it has read before, the time)
-depends on how many processes there are. All readings begin with the same seeds, so these must be
-the same after each (``rehearsal.py``), also where another sample, or the same with other seeds, is
-read before it:
+Anything else that a sample depends on (how often this process has read, what it has read before,
+the time) depends on the number of processes. All readings begin with the same seeds, so the
+following must be equal after each (``rehearsal.py``), even if another sample, or the same one with
+other seeds, is read before it:
 
 * the sample, and the batch that `collate_fn` makes of it,
-* how far the generators have come: a dataset that keeps what it drew may draw nothing again.
+* the state of the generators: a dataset that keeps what it drew may draw nothing again.
 
-A first reading may open files and fill caches. It happens where samples are read: in the first
-batch, in those whose numbers are powers of two, in the last one, and as often as costs 0.3 % of the
-time; never again where a sample takes long. Streams cannot be read twice.
+A first reading may open files and fill caches. Samples are checked where they are read: in the
+first batch, in those whose numbers are powers of two, in the last one, and otherwise as often as
+costs 0.3 % of the time; not again if a sample takes long. Streams cannot be read twice.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OTHERS = (
 
 @final
 class SecondReading:
-    """Looks at the samples of one process in one loop."""
+    """Checks the samples of one process in one loop."""
 
     def __init__(self, collator: Collator) -> None:
         self._collator, self._pid = collator, os.getpid()
@@ -62,10 +62,10 @@ class SecondReading:
         self._begun: Account | None = None
         self._written: set[tuple[int, str]] = set()
         self._earlier: Callable[[], Seen] | None = None
-        self.is_last = False  # the next batch is the loop's last one
+        self.is_last = False  # the next batch is the loop's last
 
     def is_due(self) -> bool:
-        """Return whether it is time to look, once for each batch."""
+        """Return whether a check is due; call it once for each batch."""
         self._num_batches += 1
         is_power = self._num_batches & (self._num_batches - 1) == 0
         return ((is_power or self.is_last) and self._due_at_s < math.inf) or (
@@ -79,16 +79,16 @@ class SecondReading:
         other: Sequence[int],
         epoch: int,
     ) -> None:
-        """Read samples with these `numbers` twice; raises LoadingError if they are not the same.
+        """Read the samples with these `numbers` twice; raise LoadingError if they differ.
 
-        `read` returns a list of them; it seeds generators before, otherwise for another number.
-        `other` samples are read before.
+        `read` returns a list of them; it seeds generators before, differently for another number.
+        The `other` samples are read in between.
         """
         begun_at_s, is_first = time.perf_counter(), self._begun is None
         self._due_at_s = math.inf
         try:
             finding = self._finding(read, numbers, other, epoch, is_first=is_first)
-        except Exception:  # the batch will raise it, too
+        except Exception:  # reading the batch will raise it as well
             return
         if finding is not None:
             raise LoadingError(f"{_RULE} {_reason(finding)}", indices=tuple(numbers[:1]))
@@ -110,7 +110,7 @@ class SecondReading:
 
         before = self._look()
         once = reading()
-        # Some make their generators only when they are read for the first time.
+        # Some datasets create their generators only when they are first read.
         if is_first and self._collator.own.look():
             before = self._look()
             once = reading()
@@ -134,7 +134,7 @@ class SecondReading:
         own.look()
         apart = own.apart
         if os.getpid() != self._pid:
-            # In a loader process, putting back would overwrite what the worker has set since.
+            # In a loader process, restoring would overwrite what the worker has set since.
             apart = apart | over_shared_memory(own.holders)
         return Account(own.holders, apart=apart)
 
@@ -146,12 +146,12 @@ class SecondReading:
         seeds: int,
     ) -> Seen:
         own = self._collator.own
-        # Where it is read without any code.
+        # Needed if reading runs no code.
         self._collator.seed_for("sample", epoch, numbers[0], seeds)
         samples = read(numbers, seeds)
         told, drawn = hashed(samples), hashed([drawn_so_far(), own.states()])
         if self._collator.is_programs:
-            with suppress(LoadingError):  # some do not take one sample
+            with suppress(LoadingError):  # some cannot collate one sample
                 told += hashed(self._collator.collate(numbers, samples, epoch, seeds))
             drawn += hashed([drawn_so_far(), own.states()])
         return {"told": told, _DRAWN: drawn}

@@ -1,15 +1,15 @@
-"""A data set held in memory, once per host: made by one worker, mapped by the others.
+"""A dataset held in memory once per host: created by one worker, mapped by the others.
 
 ::
 
-    first worker of the host   make() ─ describes it ─ copies it into shared memory ─ frees its own
-    others, replacements                 hear of it ─────────────────────────────── map it
+    first worker of the host   make() ─ describe it ─ copy it into shared memory ─ free the original
+    others, replacements                receive that ───────────────────────────── map it
 
-The memory has no name anywhere, and belongs to the launcher or to the workers, so nothing is left
-over however they end. It is mapped copy-on-write: what a worker changes, it alone sees.
+The memory has no name anywhere, and belongs to the launcher or to the workers, so nothing remains
+however they end. It is mapped copy-on-write: only the worker that changes it sees the change.
 
-A data set is pickled without its tensors and arrays (``packed.py``), which lie behind that. One
-that is there several times is there once.
+A dataset is pickled without its tensors and arrays (``packed.py``), which follow the pickle. A
+tensor that is referenced several times is stored once.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ Value = TypeVar("Value")
 
 
 def share(make: Callable[[], Value]) -> Value:
-    """Hold a data set in memory once per host, not once per worker.
+    """Hold a dataset in memory once per host, not once per worker.
 
     ::
 
         train_set = unisono.share(lambda: TensorDataset(*torch.load("train.pt")))
 
     One worker of each host calls `make`; all get tensors and arrays in the same memory. A
-    replacement of a lost worker maps it, too. A worker that changes them in place changes a copy of
-    its own. torch's, numpy's and Python's default generators stay where they were. While it is
-    being made there are two copies.
+    replacement of a lost worker maps it as well. A worker that changes them in place changes a
+    private copy. torch's, numpy's and Python's default generators are not advanced. While `make`
+    runs, there are two copies.
 
-    Collective: every rank calls it, in the same order, not between two steps. On one worker it does
-    the same.
+    Collective: every rank calls it, in the same order, not between two steps. It works on one
+    worker as well.
 
     Args:
-        make: returns anything that can be pickled and holds tensors on the CPU or numpy arrays,
-            such as a TensorDataset; these alone are shared. Strides of dense tensors are kept. It
+        make: returns anything that can be pickled and contains tensors on the CPU or numpy arrays,
+            such as a TensorDataset; only these are shared. Strides of dense tensors are kept. It
             must return the same on every host.
 
     Returns:
-        The same, in shared memory.
+        The value that `make` returned, in shared memory.
 
     Raises:
         TypeError: `make` cannot be called, or what it returns cannot be shared.
@@ -67,7 +67,7 @@ def share(make: Callable[[], Value]) -> Value:
             f"`make` must be a function that makes the data set, but is {type(make).__name__}: "
             f"pass `lambda: …`, so that only one worker of a host makes it."
         )
-    context().supervisor.tell(Ready())  # a worker that is killed from here on is replaced
+    context().supervisor.tell(Ready())  # workers killed from now on are replaced
     calls = context().join()
     if not calls.is_told:
         raise RuntimeError("`unisono.share` must be called before a loop over steps, not in it.")
@@ -79,7 +79,7 @@ def share(make: Callable[[], Value]) -> Value:
         return json.dumps(sizes).encode()
 
     num_bytes, start = json.loads(calls.together(_PURPOSE, make_together))
-    # A replacement, which comes later, asks for what the launcher keeps.
+    # A replacement, which comes later, requests what the launcher keeps.
     fd = fds.pop() if fds else calls.team.memory_fd(key, num_bytes)
     try:
         memory = Memory.copy_on_write(fd, num_bytes)
@@ -90,9 +90,9 @@ def share(make: Callable[[], Value]) -> Value:
 
 
 def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[int, tuple[int, int]]:
-    """Have one worker of each host make the value. Collective: every rank calls it.
+    """Create the value on one worker of each host. Collective: every rank calls it.
 
-    Gives the memory's descriptor, which is the caller's; its size, and where contents begin in it.
+    Return the memory's descriptor, which the caller owns; its size, and where contents begin.
     """
     while True:
         maker = team.neighbours[0] if len(team.hosts) > 1 else team.membership.leader
@@ -106,7 +106,7 @@ def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[in
             sizes = json.dumps([num_bytes, start]).encode()
         heard = team.gather(sizes, _PURPOSE)
         if maker not in heard:
-            continue  # lost while it made it: the next one does
+            continue  # lost while it created the value: the next one does
         num_bytes, start = json.loads(heard[maker])
         fd = team.memory_fd(key, num_bytes)
         if words:
@@ -120,7 +120,7 @@ def _make_together(team: Team, key: int, make: Callable[[], object]) -> tuple[in
 
 
 def write(memory: Memory, start: int, words: bytes, contents: list[memoryview]) -> None:
-    """Put a pickle into memory, and from byte `start` on what is shared."""
+    """Write a pickle to memory, and the shared contents from byte `start` on."""
     memory.write(0, words)
     for each in contents:
         memory.fill(start, each)
@@ -128,7 +128,7 @@ def write(memory: Memory, start: int, words: bytes, contents: list[memoryview]) 
 
 
 def laid_out(value: Any) -> tuple[bytes, list[memoryview]]:
-    """Take a value apart: a pickle, and what is to be shared."""
+    """Return the pickle of a value, and its contents to share."""
     try:
         return packed(value, _apart)
     except Exception as error:
@@ -156,7 +156,7 @@ def _apart(value: Any) -> Any:
 
 
 def viewed(memory: Memory, start: int) -> Any:
-    """View a value in memory that has its pickle first, and from byte `start` on what is shared."""
+    """Return a value from memory: its pickle is first, its contents start at byte `start`."""
     at = start
 
     def take(num_bytes: int) -> memoryview:

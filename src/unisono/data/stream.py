@@ -1,18 +1,18 @@
-"""Read one shard's batch from an ``IterableDataset``, which gives its samples one after another.
+"""Read one shard's batch from an ``IterableDataset``, which yields its samples one after another.
 
-Each process reads the whole stream and takes its samples by position, in the order of a map-style
+Each process reads the whole stream and selects its samples by position, in the order of a map-style
 dataset that is not shuffled::
 
     stream     0 1 2 3 4 │ 5 6 7 8 9 │ 10 …      every process reads all of it
-    shard      0 1 2 0 1 │ 2 0 1 2 0 │  1        and takes those of its shards
+    shard      0 1 2 0 1 │ 2 0 1 2 0 │  1        and selects those of its shards
 
 The samples of the current global batch are kept, for the other shards of this worker and for those
-of a lost one. A dataset with a method ``shard(index, num_shards)`` is asked for each shard's part
-instead, so nobody reads what it does not compute: the part's k-th sample is at position
+of a lost one. If a dataset has a method ``shard(index, num_shards)``, it is called for each shard's
+part instead, so no process reads what it does not compute: the part's k-th sample is at position
 ``index + k * num_shards``. There are as many parts as shards, so bits do not depend on the number
-of workers; one that says by ``num_shards`` that it has fewer, as those of Hugging Face do, is read
-whole. Generators are seeded from (seed, epoch, position) before each sample. Where the run
-goes back or resumes, the stream is read again from its start.
+of workers; a dataset whose ``num_shards`` says that it has fewer, such as one of Hugging Face's, is
+read whole. Generators are seeded from (seed, epoch, position) before each sample. If the run goes
+back or resumes, the stream is read again from its start.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _END = object()
 
 @final
 class StreamPass:
-    """A way through a stream, or through one shard's part of it, again and again.
+    """Passes through a stream, or through one shard's part of it.
 
-    Its method ``set_epoch``, if it has one, is called before each epoch. `length`: of the whole.
+    Its method ``set_epoch``, if it has one, is called before each epoch. `length`: of the stream.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class StreamPass:
         self.next = shard
 
     def leads_to(self, position: int, epoch: int) -> bool:
-        """Return whether a position is still to come, in this epoch and this process."""
-        # A file that a parent reads has one place for both, so each process opens its own.
+        """Return whether a position is still ahead, in this epoch and this process."""
+        # A file of a parent has one position for both processes, so each process opens it again.
         return self._place == (epoch, os.getpid()) and self.next <= position
 
     def begin(self, epoch: int) -> None:
-        """Go to the start of an epoch."""
+        """Move to the start of an epoch."""
         self._collator.begin_epoch(epoch)
         self._collator.seed_for("stream", epoch)
         try:
@@ -75,7 +75,7 @@ class StreamPass:
         self.next = self._shard
 
     def read(self, position: int) -> Any:
-        """Read on to a position, and give its sample."""
+        """Read up to a position, and return its sample."""
         try:
             while True:
                 sample = self._ask()
@@ -136,7 +136,7 @@ class StreamReader:
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
     ) -> Any:
-        """Read on to these positions, one shard's of one global batch, and collate them."""
+        """Read up to these positions, one shard's of one global batch, and collate them."""
         positions = indices.tolist()
         with num_threads(1):
             if self._has_parts:
@@ -161,6 +161,6 @@ class StreamReader:
 
 
 def _can_be_divided(dataset: Any, shards: int) -> bool:
-    """Return whether a stream can give each shard's part; some say how many they have at most."""
+    """Return whether a stream can return each shard's part; some limit the number of parts."""
     most = getattr(dataset, "num_shards", None)
     return callable(getattr(dataset, "shard", None)) and not (type(most) is int and most < shards)

@@ -3,22 +3,22 @@
 The order of an epoch is torch's: ``DistributedSampler`` seeds a generator with ``seed + epoch``
 and permutes. Step *t* takes positions *tB* … *(t+1)B − 1* of the order; the sample at position *p*
 belongs to shard *p* mod *S*, which is the sample that ``DistributedSampler`` gives to replica
-*p* mod *S*. Nothing is padded: the last batch may be short and a shard of it empty. A sampler may
-define the order, and with it the length of an epoch, instead. ::
+*p* mod *S*. Nothing is padded: the last batch may be short, and one of its shards empty. A sampler
+may define the order instead, and with it the length of an epoch. ::
 
     S = 3, B = 5     position  0 1 2 3 4 │ 5 6 7 8 9 │ 10 11
                      shard     0 1 2 0 1 │ 2 0 1 2 0 │  1  2      (shard 0 of the last is empty)
 
-A batch sampler may cut an epoch into batches as well, of any sizes and as many as it likes. Each
-batch then begins with shard 0. With `groups`, so many neighbours stay together in a shard. ::
+A batch sampler may also cut an epoch into batches, of any sizes and number. Each batch then begins
+with shard 0. With `groups`, so many neighbours stay together in a shard. ::
 
     S = 3            position  0 1 2 3 │ 4 │ 5 6        batches of 4, 1 and 2
                      shard     0 1 2 0 │ 0 │ 0 1
     S = 2, groups=2  position  0 1 2 3 4 5 │ 6 7        GRPO: all answers to a prompt in one shard
                      shard     0 0 1 1 0 0 │ 0 0
 
-Where nothing is trained, shards take whole batches in turn: a pass has the same samples for any S.
-The plan's B is then that of S passes, of which each shard has one block. ::
+Without training, shards take whole batches in turn: a pass has the same samples for any S. The
+plan's B is then that of S passes, of which each shard has one block. ::
 
     S = 3, B = 6     position  0 1 2 3 4 5 │ 6 7 8 9 10 11
                      shard     0 0 1 1 2 2 │ 0 0 1 1  2  2
@@ -33,41 +33,41 @@ from typing import Protocol
 
 import torch
 
-NUM_SEEDS = 1 << 64  # of a generator of torch
+NUM_SEEDS = 1 << 64  # of torch's generators
 _INT32 = (1 << 31) - 1
 _AT_ONCE = 1 << 20  # indices
 ENDLESS = 1 << 62
-"""How many samples a stream has that does not say it: one epoch is the whole run."""
+"""The number of samples of a stream without a length: one epoch is the whole run."""
 
 
 class Cuts(Protocol):
     """Where a batch sampler cuts the order of each epoch into batches."""
 
     def starts(self, epoch: int) -> torch.Tensor:
-        """Return the position where each batch begins, and that behind the last; int64."""
+        """Return the position where each batch begins, and the end of the last; int64."""
 
     def num_batches(self, epoch: int) -> int:
-        """Count the batches of an epoch."""
+        """Return the number of batches of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
     """How a dataset is cut into global batches and shards. Pure arithmetic.
 
-    Where a batch sampler cuts epochs, a plan is that of one epoch; see :meth:`at`.
+    If a batch sampler cuts epochs, a plan is that of one epoch; see :meth:`at`.
     """
 
     # N, of one epoch, at least 1: the dataset's length, or the sampler's, in epoch 0
     num_samples: int
-    # B, samples of one global batch, at least S; of a batch sampler the mean in epoch 0
+    # B, samples of one global batch, at least S; for a batch sampler the mean in epoch 0
     batch_size: int
     shards: int  # S
-    shuffle: bool = True  # whether each epoch has another order
+    shuffle: bool = True  # whether each epoch has a different order
     seed: int = 0  # the run's
     sampler: str | None = None  # the name of the sampler that defines the order, if there is one
-    # its order: takes an epoch to N indices, which may repeat
+    # its order: maps an epoch to N indices, which may repeat
     order_of: Callable[[int], torch.Tensor] | None = field(default=None, compare=False, repr=False)
-    in_blocks: bool = False  # whether what a shard has of a batch lies together
+    in_blocks: bool = False  # whether a shard's part of a batch is contiguous
     groups: int = 1  # how many neighbours in the order stay together in a shard
     cuts: Cuts | None = field(default=None, compare=False, repr=False)  # of a batch sampler
     epoch: int = field(default=0, compare=False, repr=False)  # whose cuts `starts` are
@@ -99,29 +99,29 @@ class SamplePlan:
 
     @property
     def is_endless(self) -> bool:
-        """Whether nobody knows how many samples there are."""
+        """Whether the number of samples is unknown."""
         return self.num_samples == ENDLESS
 
     @property
     def pass_size(self) -> int:
-        """How many samples a pass has, where shards take blocks; the last one may have fewer."""
+        """Number of samples of a pass, if shards take blocks; the last one may have fewer."""
         return self.batch_size // self.shards
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many global batches an epoch has, a short last one included."""
+        """Number of global batches in an epoch, including a short last one."""
         if self.starts is None or self.is_endless:
             return -(-self.num_samples // self.batch_size)
         return -(-(len(self.starts) - 1) // (self.shards if self.in_blocks else 1))
 
     def at(self, epoch: int) -> SamplePlan:
-        """Return the plan of an epoch, which is another one where a batch sampler cuts epochs."""
+        """Return the plan of an epoch, which differs between epochs cut by a batch sampler."""
         if self.cuts is None or (self.starts is not None and self.epoch == epoch):
             return self
         return replace(self, epoch=epoch, starts=self.cuts.starts(epoch))
 
     def steps_between(self, start: int, stop: int) -> int:
-        """Count the steps from the first of epoch `start` to the first of epoch `stop`."""
+        """Return the number of steps from the first of epoch `start` to that of epoch `stop`."""
         if self.cuts is None:
             return (stop - start) * self.steps_per_epoch
         if stop < start:
@@ -130,22 +130,22 @@ class SamplePlan:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the order is drawn here, and by no sampler."""
+        """Whether the order is drawn here, not by a sampler."""
         return self.shuffle and self.order_of is None and not self.is_endless
 
     @property
     def order_dtype(self) -> torch.dtype:
-        """Of an order that is drawn; torch draws the same in both."""
+        """The dtype of an order that is drawn; torch draws the same numbers in both."""
         return torch.int32 if self.num_samples <= _INT32 else torch.int64
 
     def order(self, epoch: int, into: torch.Tensor | None = None) -> torch.Tensor | None:
         """Return the dataset's indices in the order of `epoch`, of shape (num_samples,).
 
-        None if it is the order of the dataset or the stream; `into`: where it is to be drawn.
+        None if it is the order of the dataset or the stream; `into`: where to draw it.
         """
         if not self.is_drawn:
             return None if self.order_of is None else self.order_of(epoch)
-        generator = torch.Generator()  # on the host, whatever torch's default device is
+        generator = torch.Generator()  # on the host, for any default device of torch
         generator.manual_seed((self.seed + epoch) % NUM_SEEDS)
         return torch.randperm(
             self.num_samples,
@@ -156,7 +156,7 @@ class SamplePlan:
         )
 
     def repeats(self, epoch: int) -> torch.Tensor | None:
-        """Count how often each sample of the order came before in it; None if none repeats."""
+        """Return how often each sample appears earlier in the order; None if none repeats."""
         if self.order_of is None:
             return None
         order = self.order_of(epoch)
@@ -173,9 +173,9 @@ class SamplePlan:
         return repeats
 
     def digest(self, epoch: int, num_samples: int | None = None) -> str:
-        """Hash the order that a sampler defines for an epoch; empty without a sampler.
+        """Return a hash of a sampler's order in an epoch; empty without a sampler.
 
-        `num_samples`: of how many in the beginning; None: of all, and of their cuts.
+        `num_samples`: hash only the first ones; None: hash all, and where they are cut.
         """
         if self.order_of is None:
             return ""
@@ -203,7 +203,7 @@ class SamplePlan:
         return start + self._turn(start, shard) * self.groups
 
     def _start(self, number: int) -> int:
-        """Return where a batch of a batch sampler begins; of one behind the last, the end."""
+        """Return where a batch of a batch sampler begins; after the last one, the end."""
         assert self.starts is not None
         return int(self.starts[min(number, len(self.starts) - 1)])
 
@@ -218,7 +218,7 @@ class SamplePlan:
         return shard if self.starts is not None else (shard - start // self.groups) % self.shards
 
     def as_progress(self, batch: int, shard: int) -> tuple[int, int]:
-        """Return batch and shard as ``unisono.progress`` does, for which a block is a batch."""
+        """Return batch and shard as ``unisono.progress`` counts them: a block is a batch."""
         return (batch * self.shards + shard, 0) if self.in_blocks else (batch, shard)
 
     def positions(self, shard: int) -> torch.Tensor:
@@ -234,12 +234,12 @@ class SamplePlan:
         return everything[turns % self.shards == shard]
 
     def indices(self, epoch: int, shard: int) -> torch.Tensor:
-        """Return all of an epoch's indices that belong to a shard, in their order; int64."""
+        """Return all indices of an epoch that belong to a shard, in their order; int64."""
         order, positions = self.order(epoch), self.at(epoch).positions(shard)
         return positions if order is None else order[positions].long()
 
     def passes(self) -> Iterator[torch.Tensor]:
-        """Yield the indices of each pass in turn, where shards take blocks; int64."""
+        """Yield the indices of each pass in turn, if shards take blocks; int64."""
         order = self.order(0)
         for number in range(self.steps_per_epoch * self.shards):
             start, stop = self._pass_bounds(number)
@@ -248,7 +248,7 @@ class SamplePlan:
 
     def shard_positions(self, batch: int, shard: int) -> torch.Tensor:
         """Return the positions that belong to one shard of one global batch, ascending; int64."""
-        here = torch.Generator().device  # the host, whatever torch's default device is
+        here = torch.Generator().device  # the host, for any default device of torch
         if self.in_blocks:
             start, stop = self._pass_bounds(batch * self.shards + shard)
             return torch.arange(start, stop, device=here)
@@ -260,19 +260,19 @@ class SamplePlan:
         return positions[positions < stop]
 
     def shard_indices(self, order: torch.Tensor | None, batch: int, shard: int) -> torch.Tensor:
-        """Cut one shard's indices out of the epoch's order: int64 of shape (samples,)."""
+        """Return one shard's indices in the epoch's order: int64 of shape (samples,)."""
         positions = self.shard_positions(batch, shard)
         return positions if order is None else order[positions].long()
 
     def shard_size(self, batch: int, shard: int) -> int:
-        """Count the samples of one shard of one global batch."""
+        """Return the number of samples in one shard of one global batch."""
         if self.in_blocks:
             start, stop = self._pass_bounds(batch * self.shards + shard)
             return stop - start
         return self._size(self.bounds(batch)[1] - self.first_position(batch, shard))
 
     def shard_sizes(self, batch: int) -> list[int]:
-        """Count the samples of each shard of one global batch."""
+        """Return the number of samples in each shard of one global batch."""
         if self.in_blocks:
             return [self.shard_size(batch, shard) for shard in range(self.shards)]
         start, stop = self.bounds(batch)
@@ -280,12 +280,12 @@ class SamplePlan:
         return [self._size(stop - start - turn * self.groups) for turn in turns]
 
     def _size(self, num_left: int) -> int:
-        """Count a shard's samples of a batch that has so many from the shard's first one on."""
+        """Return a shard's number of samples in a batch with `num_left` from its first one on."""
         rounds, rest = divmod(max(0, num_left), self.shards * self.groups)
         return rounds * self.groups + min(rest, self.groups)
 
     def num_batch_samples(self, batch: int) -> int:
-        """Count the samples of one global batch, all shards together."""
+        """Return the number of samples of one global batch, over all shards."""
         start, stop = self.bounds(batch)
         return stop - start
 

@@ -1,17 +1,17 @@
 """Who computes what: each worker a contiguous range of shards; sizes differ by at most one.
 
-Who updates what: every parameter cut into pieces, each worker a contiguous run of them. Cuts lie at
-multiples of 1,024 elements from a parameter's start, so that every element keeps its place in the
-kernels' vectors and a piece computes the bits that the whole would.
+Who updates what: every parameter is cut into pieces, and each worker has contiguous pieces. Cuts
+are at multiples of 1,024 elements from a parameter's start, so that every element keeps its place
+in the kernels' vectors and a piece gets the bits that it would get in the whole parameter.
 
-How many parts each host adds up, the maximal sub-trees inside of its shards, which cross the
+How many parts each host adds up: the maximal sub-trees inside its shards, whose sums cross the
 network::
 
-    8 shards on 2 hosts     [0, 4) │ [4, 8)                  one part a host
+    8 shards on 2 hosts     [0, 4) │ [4, 8)                  one part per host
     6 shards on 2 hosts     [0, 2) 2 │ 3 [4, 6)              two
 
-With k parts a host sends (k + 1) / 2 times the bytes of a ring all-reduce over the hosts. With one,
-it is the ring's.
+With k parts a host sends (k + 1) / 2 times the bytes of a ring all-reduce over the hosts, so with
+one part as much as the ring.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _DEFAULT_AT_MOST, _SAMPLES_AT_LEAST = 8, 8
 
 
 def default_shards(batch_size: int) -> int:
-    """Choose S where the program does not: the largest power of two that leaves 8 samples a shard.
+    """Return the default S: the largest power of two that leaves 8 samples for each shard.
 
-    From the global batch alone, whatever the machine; at least 1, at most 8.
+    It depends only on the global batch, not on the machine; at least 1, at most 8.
     """
     most = min(_DEFAULT_AT_MOST, batch_size // _SAMPLES_AT_LEAST)
     return 1 << max(most, 1).bit_length() - 1
@@ -39,7 +39,7 @@ def assign(
     *,
     because: str = "",
 ) -> list[range]:
-    """Divide shards among the workers that are alive: one range each, the first ones longer.
+    """Divide shards among the living workers: one range each, the first ones longer.
 
     Raises ValueError if there are fewer shards than workers, or no worker.
     """
@@ -60,11 +60,11 @@ Held = dict[int, list[range]]
 
 
 def take_over(held: Held, ranks: Sequence[int]) -> tuple[Held, Held]:
-    """Divide the shards of workers that were lost in the midst of a step among `ranks`, ascending.
+    """Divide the shards of workers lost during a step among `ranks`, which ascend.
 
-    What the others have computed stays theirs, run by run, so that no sum that is already there
-    changes. `held`: by rank, the runs of shards that each computes. Gives that for those who are
-    left, and what of it is new.
+    The others keep what they have computed, run by run, so that existing sums do not change.
+    `held`: by rank, the runs of shards that it computes. Return that for the remaining ranks, and
+    the new part of it.
     """
     lost = sorted(
         shard for rank, runs in held.items() if rank not in ranks for run in runs for shard in run
@@ -77,7 +77,7 @@ def take_over(held: Held, ranks: Sequence[int]) -> tuple[Held, Held]:
 
 
 def _runs_of(shards: Sequence[int]) -> list[range]:
-    """Join neighbours."""
+    """Return consecutive shards as ranges."""
     runs: list[range] = []
     for shard in shards:
         if runs and runs[-1].stop == shard:
@@ -100,15 +100,15 @@ class Piece:
 
     @property
     def is_first(self) -> bool:
-        """Whether the tensor begins here; the worker of its first piece speaks for it."""
+        """Whether the tensor begins here; the worker of its first piece acts for the tensor."""
         return self.start == 0
 
 
 def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
     """Divide tensors among workers so that each gets about the same number of elements.
 
-    One list of pieces a worker, in rank order; together they are every tensor once. A tensor
-    without elements goes to one worker as an empty piece.
+    Return one list of pieces per worker, in rank order; together they cover every tensor once. A
+    tensor without elements goes to one worker as an empty piece.
     """
     total = sum(numels)
     pieces: list[list[Piece]] = [[] for _ in range(num_workers)]
@@ -129,7 +129,7 @@ def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
 
 
 def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
-    """Count the parts of each host."""
+    """Return the number of parts of each host."""
     ranges = assign(num_shards, sum(workers))
     counts, first = [], 0
     for number in workers:

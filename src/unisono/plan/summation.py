@@ -38,13 +38,13 @@ class Node:
     hi: int
 
     def children(self) -> tuple[Node, Node]:
-        """The two nodes whose sum this one is."""
+        """Return the two nodes whose sum this one is."""
         mid = self.lo + (1 << ((self.hi - self.lo - 1).bit_length() - 1))
         return Node(self.lo, mid), Node(mid, self.hi)
 
 
 def parts_of(shards: range, num_shards: int) -> list[Node]:
-    """Find the maximal sub-trees inside a range of shards, from left to right."""
+    """Return the maximal sub-trees inside a range of shards, from left to right."""
 
     def inside(node: Node) -> list[Node]:
         if node.hi <= shards.start or shards.stop <= node.lo:
@@ -58,20 +58,20 @@ def parts_of(shards: range, num_shards: int) -> list[Node]:
 
 
 def within(part: Node, others: Sequence[Node]) -> list[Node]:
-    """Find those of some sub-trees that are within one, from left to right."""
+    """Return those of some sub-trees that are within one, from left to right."""
     return sorted(other for other in others if part.lo <= other.lo and other.hi <= part.hi)
 
 
 def as_whole(part: Node, others: Sequence[Node]) -> list[Node]:
-    """Number the shards of sub-trees within one as if that were the whole tree."""
+    """Renumber the shards of sub-trees within one as if that were the whole tree."""
     return [Node(other.lo - part.lo, other.hi - part.lo) for other in others]
 
 
 def additions_after(part: Node) -> list[int]:
-    """Count the additions due after each shard of a part, for a worker that keeps a stack.
+    """Return the number of additions after each shard of a part, for a worker that keeps a stack.
 
-    It pushes each shard's value, then so often replaces the two topmost by their sum; one value,
-    the part's, is left at the end.
+    It pushes each shard's value, then replaces the two topmost by their sum so many times; one
+    value, the part's, is left at the end.
     """
     num_shards = part.hi - part.lo  # a part's tree is that of as many shards from 0
     counts, last = [0] * num_shards, list(range(num_shards))
@@ -83,9 +83,9 @@ def additions_after(part: Node) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def additions_over(num_shards: int, parts: tuple[Node, ...] = ()) -> tuple[tuple[int, int], ...]:
-    """List the additions that make one sum of one value per part; by default each shard is one.
+    """Return the additions that sum one value per part; by default each shard is a part.
 
-    Gives pairs (into, other) of positions in `parts`, which come in any order: value `into` becomes
+    They are pairs (into, other) of positions in `parts`, in any order: value `into` becomes
     `into` + `other`. The last pair's `into` is then the whole sum.
     """
     parts = parts or tuple(Node(shard, shard + 1) for shard in range(num_shards))
@@ -108,7 +108,7 @@ def tree_sum(
     add: Callable[[Value, Value], Value],
     parts: Sequence[Node] = (),
 ) -> Value:
-    """Add values in the canonical order: the sums of steps, all_reduce and DDP are made here.
+    """Return the sum in canonical order: sums of steps, all_reduce and DDP are computed here.
 
     One value per shard, or per one of `parts`. `add` may write to the memory of either value.
     """
@@ -124,7 +124,7 @@ _UNITS_OF_ONE = 1 << 1074
 
 @final
 class ExactSum:
-    """A sum of float64."""
+    """An exact sum of float64."""
 
     def __init__(self, units: int = 0, not_finite: float = 0.0) -> None:
         self._units = units
@@ -141,7 +141,7 @@ class ExactSum:
             self._units += numerator * (_UNITS_OF_ONE // denominator)
 
     def add_all(self, other: ExactSum) -> None:
-        """Add what another sum has added."""
+        """Add another sum."""
         self._units += other._units
         self._not_finite += other._not_finite
 
@@ -158,5 +158,5 @@ class ExactSum:
             return float("inf") if self._units > 0 else float("-inf")
 
     def as_json(self) -> list[int | float]:
-        """Write it as JSON; give it back as ``ExactSum(*written)``."""
+        """Return the sum as JSON; ``ExactSum(*written)`` restores it."""
         return [self._units, self._not_finite]

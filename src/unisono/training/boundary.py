@@ -333,9 +333,9 @@ class OpenLoop:
         inner = self._loops[self._loops.index(self) :]
         if self._recovers or any(loop._has_directory for loop in inner):
             raise RuntimeError(
-                "a loop over steps must end before the one around it goes on where lost workers "
+                "a loop over steps must end before the one around it continues if lost workers "
                 "are replaced or a run has a `directory`, as a replacement joins one loop and a "
-                "checkpoint is of one run, but two loops take turns step by step: train both in "
+                "checkpoint is of one run, but two loops alternate step by step: train both in "
                 "one run, with `unisono.Run(models, optimizers)` and `step.update`; or start the "
                 "job with `--restarts 0` or `restarts=0`, and leave `directory` out of both runs."
             )

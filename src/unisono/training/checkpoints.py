@@ -122,7 +122,7 @@ class Checkpoints:
         """Begin or continue in the directory. Every rank calls it."""
         if self._runs.num_begun != self._num_seen:
             raise ValueError(
-                f"`directory` must be one trainer's alone, but another one of this program has "
+                f"`directory` must belong to one trainer, but another one of this program has "
                 f"begun in {self.directory} since this one was made: give each its own directory."
             )
         if not self._has_begun:
@@ -166,13 +166,13 @@ class Checkpoints:
         if passed_over and entry is None:
             raise _all_damaged(self._run_directory, passed_over)
         for other in passed_over:
-            self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
+            self._say(f"checkpoint {other.path.name} is skipped: {other.trouble}")
         if snapshot is None or entry is None:
             if num_restarts(os.environ):
                 self._say(
-                    f"the job was started again, but {self.directory} has no checkpoint to go on "
-                    f"from: the run begins anew. Let `directory` have the same name in each start, "
-                    f"without a time or the number of a process."
+                    f"the job was restarted, but {self.directory} contains no checkpoint: training "
+                    f"starts over. Pass the same `directory` at every start, without a time or a "
+                    f"process ID in its name."
                 )
             return None
         position = Position(**snapshot.facts["position"])
@@ -181,9 +181,9 @@ class Checkpoints:
             compare(snapshot.facts["identity"], of_every_loop(identity))
             if self._ahead is None:
                 self._say(
-                    f"nothing to do here: the run has come to step {position.step} already, with "
+                    f"nothing to do here: the run has already reached step {position.step}, with "
                     f"checkpoint {entry.path.name} in {self._run_directory.folder}; a later call "
-                    f"goes on there"
+                    f"continues from it"
                 )
             self._ahead = snapshot, entry, []
             newest = FoundCheckpoint(str(entry.path), snapshot, is_ahead=True, is_later=True)
@@ -200,8 +200,8 @@ class Checkpoints:
         steps_per_epoch = plan.at(position.epoch).steps_per_epoch
         if position.batch >= steps_per_epoch:
             raise CheckpointError(
-                f"a checkpoint must be of a place within an epoch of {steps_per_epoch} steps, "
-                f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
+                f"a checkpoint must be at a step within an epoch of {steps_per_epoch} steps, but "
+                f"{entry.path.name} is at {snapshot.facts['position']}: it was modified."
             )
         self.set_aside(position.step)
         self._say(f"resuming from checkpoint {entry.path.name} in {self._run_directory.folder}")
@@ -219,8 +219,8 @@ class Checkpoints:
             return None
         self.misses_end = True
         self._say(
-            f"what this call ended with {trouble}: until the call that resumes, the program sees "
-            f"the newest weights, also in what it evaluates and writes"
+            f"the final state of this call {trouble}: until the call that resumes, the program "
+            f"sees the newest weights, also where it evaluates or saves them"
         )
         return None
 
@@ -235,8 +235,8 @@ class Checkpoints:
         """Rename the folders of checkpoints later than `step`: they belong to another history."""
         for name in self._run_directory.set_aside(step):
             self._say(
-                f"checkpoint {name} is later than where the run resumes: its folder is renamed to "
-                f"`aside-…`, and you may delete it"
+                f"checkpoint {name} is later than the step from which the run resumes: its folder "
+                f"is renamed to `aside-…`, and you may delete it"
             )
 
     def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> Snapshot:
@@ -320,8 +320,8 @@ class Checkpoints:
     def tell_slow_disk(self, waited_s: float) -> None:
         """Report that training waits for an earlier checkpoint to be written."""
         self._say(
-            f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
-            f"look at {self.directory}, or let checkpoints be rarer."
+            f"training has waited {waited_s:.0f} s for the previous checkpoint to be written: "
+            f"check the disk of {self.directory}, or save checkpoints less often."
         )
 
     def open_remote(self, url: str, at_most: Mapping[str, int], *, owns: bool) -> None:
@@ -361,8 +361,8 @@ def _all_damaged(found: RunDirectory, entries: Sequence[CheckpointEntry]) -> Che
     newest, others = entries[0], len(entries) - 1
     also = f", nor can the {plural(others, 'older one')}" if others else ""
     return CheckpointError(
-        f"a run must resume from a checkpoint that is whole, but the newest in {found.folder}, "
+        f"a run must resume from a complete checkpoint, but the newest in {found.folder}, "
         f"{newest.path.name}, cannot be used ({newest.trouble.removesuffix('.')}){also}: restore "
-        f"one from a copy, pass an empty `directory`, or begin anew with "
+        f"one from a copy, pass an empty `directory`, or start over with "
         f'`Checkpoint(resume="never")`, which sets them aside.'
     )

@@ -203,8 +203,8 @@ def _in_evaluation(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batc
     except Exception as error:
         note_place(
             error,
-            "in an evaluation, with the model in `eval()` and without gradients. If its output is "
-            "another one then, as a detector's boxes, have the loss return what it can "
+            "in an evaluation, with the model in `eval()` and without gradients. If its output "
+            "then differs, like a detector's boxes, let the loss return what it can "
             "(`if not model.training: return torch.zeros(())`), and measure outputs with "
             "`validate_metrics` and `validate_forward` (of `evaluate`: `metrics` and `forward`)",
         )
@@ -216,7 +216,7 @@ def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:
     if twice:
         raise ValueError(
             f"`metrics` must have other names than the loss function's means, but both have "
-            f"{sorted(twice)}: name the metrics otherwise."
+            f"{sorted(twice)}: rename the metrics."
         )
     return means | results
 
@@ -254,7 +254,7 @@ def _means(shards: list[Sums]) -> dict[str, float]:
         returned = sorted(sorted(name_of(key)[0] for key in sums) for sums in shards)
         raise MismatchError(
             f"the loss function must return the same names for every shard, but returned "
-            f"{returned}: return the same keys always, each as an integer (a count) always or "
+            f"{returned}: always return the same keys, each always as an integer (a count) or "
             f"never."
         )
     means = {}

@@ -216,9 +216,8 @@ def _in_parameters(names: Sequence[str]) -> Cause:
         are = f"and {more} more parameter{'s or buffers' if more > 1 else ' or buffer'} are"
     return Cause(
         f"`{names[0]}` {are} not finite as the step begins",
-        "if an earlier update has made that, pass `clip_norm=math.inf`, which looks at the "
-        "gradients before every update, and go on from an earlier checkpoint; lower the learning "
-        "rate.",
+        "if an earlier update caused this, pass `clip_norm=math.inf`, which checks the gradients "
+        "before every update, and continue from an earlier checkpoint; lower the learning rate.",
         names,
     )
 

@@ -50,7 +50,7 @@ _LOOKS_AT_DATA = 2
 _LOOKED_AT = 1 << 20  # bytes of a tensor or an array
 _CHANGED = (
     "`{}` has changed since the loop began, but loader processes read what the loop began with, so "
-    "results depend on how many there are: have the data set take step or epoch from "
+    "results depend on how many there are: let the dataset take step or epoch from "
     "`unisono.progress()`, or call `fit` again after each change"
 )
 

@@ -300,8 +300,8 @@ class FitUnderWay(Observer):
         if step.is_skipped and not self._has_skipped:
             self._has_skipped = True
             self.say(
-                f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
-                f"the loss is lowered until they do not (this is told once)"
+                f"step {step.number} is skipped because its gradients overflow in float16; the "
+                f"loss scale is lowered until they do not (shown once)"
             )
         if step.number == self._totals.begun_at.step:
             with self._totals.paused():

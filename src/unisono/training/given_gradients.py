@@ -33,7 +33,7 @@ def check_given(gradients: Mapping[str, torch.Tensor], engine: StepEngine, run: 
             seen = getattr(gradient, "shape", type(gradient).__name__)
             raise ValueError(
                 f"`gradients` must have their parameters' shapes, but that of {name!r} is "
-                f"{seen!s} in the place of {tuple(shapes[name].shape)}."
+                f"{seen!s} instead of {tuple(shapes[name].shape)}."
             )
         value = zlib.crc32(as_bytes(gradient.detach()), zlib.crc32(name.encode(), value))
     votes = run.team.vote(value, "given gradients")

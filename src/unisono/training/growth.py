@@ -70,7 +70,7 @@ _WORDS = {
     "": "to have all samples count, return integers in the loss's dict, whose sums are in "
     '`step.means`; or rows as `"per_sample"`; or compute it from the whole batch, by '
     "`unisono.WholeBatch` or `step.gather`; sums and means over samples are combined by "
-    '`buffers={{{!r}: "sum"}}` or `"mean"`, and with `"first"` this is not told',
+    '`buffers={{{!r}: "sum"}}` or `"mean"`, and `"first"` silences this line',
 }
 _OF_COUNT = (
     "; if its steps become smaller as `{}` grows, keep the sum over samples instead, and divide "

@@ -46,13 +46,11 @@ from unisono.training.computing import (
 LENGTH = "dataset length"
 _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", LENGTH)
 _OTHER_FINGERPRINT = (
-    "this machine computes other bits than the one of the checkpoint, although both say that they "
-    "are {!r} (fingerprint {:.20} there, {} here)"
+    "this machine computes other bits than the one that wrote the checkpoint, although both are "
+    "{!r} (fingerprint {:.20} there, {} here)"
 )
-_OTHER_DATA = (
-    "the data set is not that of the checkpoint, as {} was {!r:.80} there and is {!r:.80} now"
-)
-_OTHER_BITS = ": the run goes on, but its bits will not be those of a run without a stop."
+_OTHER_DATA = "the dataset is not that of the checkpoint: {} was {!r:.80} there and is {!r:.80} now"
+_OTHER_BITS = ": training continues, but the result will differ from that of an uninterrupted run."
 _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 
 
@@ -98,9 +96,9 @@ def check_switches(identity: Mapping[str, Any], device: Device) -> None:
     for name, value in switches_of(device).items():
         if identity[name] != value:
             raise RuntimeError(
-                f"torch's arithmetic must stay as it is while a loop runs, since a worker that "
-                f"joins it, or a run that resumes, begins with that of the program's start, but "
-                f"was {identity[name]!r} and is {value!r} now: switch it before the loop."
+                f"torch's arithmetic must not change while a loop runs, since a worker that joins "
+                f"it, or a run that resumes, begins with that of the program's start, but was "
+                f"{identity[name]!r} and is {value!r} now: change it before the loop."
             )
 
 
@@ -138,7 +136,7 @@ def compare(
         if name in _OF_ONE_LOOP and takes_program and in_epoch is None:
             warnings.append(
                 f"`{name}` was {old[name]!r:.200} in the checkpoint and is {value!r} now: the "
-                f"epochs to come have it so"
+                f"following epochs use the new value"
             )
             continue
         if name in _MUST_STAY:
@@ -180,7 +178,7 @@ def other_data(old: Mapping[str, Any], new: Mapping[str, Any], *, takes_program:
     raise CheckpointError(
         f"a run that resumes must have the data of its checkpoint, but {told}: pass a directory "
         f'for each dataset, such as `directory=f"runs/{{fold}}"`, `Checkpoint(options="program")` '
-        f'to train on with this one, or `Checkpoint(resume="never")` to begin anew.'
+        f'to train on with this one, or `Checkpoint(resume="never")` to start over.'
     )
 
 
@@ -218,8 +216,8 @@ def compare_devices(device: Device, team: Team, *, exact: bool) -> str:
     if device.is_host:
         raise MismatchError(
             f"the processors of all hosts must compute the same bits, but do not ({who}): use "
-            f"hosts of one kind, or set ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR alike "
-            f"on all of them, to what each has."
+            f"hosts of one kind, or set ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR on "
+            f"all of them to the same values, which each supports."
         )
     if exact:
         raise MismatchError(

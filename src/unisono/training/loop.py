@@ -74,13 +74,13 @@ from unisono.training.step_variants import AlternatingStep, ClosureStep
 ORDER_KEY = "unisono.order"
 """The key of an epoch's order in a run's state."""
 _UNSEEN = (
-    "what takes the steps may keep something that cannot be seen (a comprehension, `reduce`, a "
-    "function that calls itself), which begins anew when the run is resumed or a worker is "
-    "replaced: write `for step in run.steps(…):`, and keep what goes on in variables"
+    "the code that iterates over the steps may keep state that Unisono cannot see (a "
+    "comprehension, `reduce`, a recursive function), which starts over when the run resumes or a "
+    "worker is replaced: write `for step in run.steps(…):`, and keep state in variables"
 )
 _COUNTED = (
-    "`{}` around the steps begins anew when the run is resumed or a worker is replaced: take what "
-    "differs from step to step by `step.number`"
+    "`{}` around the steps starts over when the run resumes or a worker is replaced: derive what "
+    "differs from step to step from `step.number`"
 )
 
 
@@ -150,9 +150,9 @@ def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) 
         run.program_kept.watch(passes, between, loops, themselves, set(map(id, streams)))
         if run.program_kept.is_cut:
             run.say_once(
-                f"the program leads to more than {VISITED_AT_MOST:,} objects: what it changes in "
-                f"those farthest from the model, the loss and the dataset is not kept with the "
-                f"run, so keep what changes in `run.state`"
+                f"the program refers to more than {VISITED_AT_MOST:,} objects: changes in those "
+                f"farthest from the model, the loss and the dataset are not saved with the run, "
+                f"so keep what changes in `run.state`"
             )
         # The run may have resumed without any.
         kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
@@ -371,9 +371,9 @@ def _engine(
     kind = chosen(run.exchange, optimizer)
     if divides_state(run.exchange) and not kind.is_in_pieces:
         run.say_once(
-            f"each worker keeps the whole optimizer state, in spite of "
-            f"{EXCHANGE_VARIABLE}={run.exchange}: {kind_of(optimizer)} looks at whole parameters, "
-            f"or has hooks."
+            f"each worker keeps the whole optimizer state, despite "
+            f"{EXCHANGE_VARIABLE}={run.exchange}: {kind_of(optimizer)} needs whole parameters, or "
+            f"has hooks."
         )
     exchange = kind(
         model,
@@ -407,12 +407,12 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
     program = run.program_kept
     if run.kept.has_lost_schedule([] if program is None else program.things):
         trouble = (
-            "a schedule of learning rates steps with the optimizer, but is not kept with the run: "
+            "a learning rate schedule steps with the optimizer, but is not saved with the run: "
             'write `run.state["schedule"] = schedule` before the loop'
         )
         boundary.forgo_recovery(trouble)
         if run.checkpoints is not None:
-            run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
+            run.say(f"{trouble}; otherwise a resumed run has different learning rates.")
     if boundary.begin():
         where = {"directory": None} if run.checkpoints is None else run.checkpoints.facts
         run.replicated_calls.note_loop({**boundary.facts, **where})

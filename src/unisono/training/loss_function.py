@@ -193,7 +193,7 @@ def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
 
 
 _SAY = (
-    "say with a function `forward` (in `fit`: `validate_forward`) how the model is called, such as "
+    "pass a function `forward` (in `fit`: `validate_forward`) that calls the model, such as "
     "`lambda model, batch: model(batch[0], batch[1])`, or for metrics "
     '`lambda model, batch: (model(batch["inputs"]), batch["labels"])`.'
 )

@@ -133,7 +133,7 @@ def _row_by_row(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
     if others:
         raise ValueError(
             f"metrics must get rows of one shape, but part {name!r} has rows of {first} and "
-            f"{others[0]}, as of batches that are padded to several lengths: let `forward` return "
+            f"{others[0]}, as from batches padded to different lengths: let `forward` return "
             f"sums over the tokens of each sample, or pad to one length there; or return "
             f'`{{"accuracy": (right, tokens)}}` beside the loss.'
         )
@@ -212,5 +212,5 @@ def plain(name: str, value: Any) -> Any:
     except (TypeError, ValueError):
         raise TypeError(
             f"the result of a metric must be numbers, but that of {name!r} is of type "
-            f"{type(value).__name__}: compute it from the rows that `predict` gives."
+            f"{type(value).__name__}: compute it from the rows that `predict` returns."
         ) from None

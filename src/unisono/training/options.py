@@ -43,7 +43,7 @@ THINGS = {
 # Those that cannot be combined: why, and what to do.
 CONFLICTS = {
     ("buffers", "closure"): "a closure changes buffers in each evaluation: leave `buffers` out",
-    ("closure", "scaler"): "a step that overflows could not be skipped in the midst of a closure: "
+    ("closure", "scaler"): "a step that overflows could not be skipped during a closure: "
     'leave out `scaler` and the precision "fp16"',
     ("closure", "several"): "one closure is for one optimizer: make a run with that one alone",
     ("closure", "whole_batch"): "such a loss is computed once a step: take another optimizer",
@@ -239,7 +239,7 @@ class RunOptions:
             check_path("directory", self.directory)
         if self.directory is not None and not os.fspath(self.directory):
             raise ValueError(
-                "`directory` must name a folder, but is empty, as of a variable that is not set: "
+                "`directory` must name a folder, but is empty, perhaps from an unset variable: "
                 'pass `directory="."` for the working folder, or leave it out.'
             )
         _ = self.saving  # raises for invalid options
@@ -263,7 +263,7 @@ def check_together(**has: bool) -> None:
     """Raise ValueError for two of :data:`THINGS` that cannot be combined."""
     for (one, other), why in CONFLICTS.items():
         if has.get(one) and has.get(other):
-            raise ValueError(f"{THINGS[one]} must not come together with {THINGS[other]}: {why}.")
+            raise ValueError(f"{THINGS[one]} cannot be combined with {THINGS[other]}: {why}.")
 
 
 def _of(given: T | Mapping[str, T] | None, name: str) -> T | None:

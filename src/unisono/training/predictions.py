@@ -61,9 +61,9 @@ def taken_apart(output: Any, num_samples: int) -> Output:
     for name, tensor in tensors.items():
         if not isinstance(name, str) or name == _RESERVED:
             raise TypeError(
-                f"predictions in a dict must have strings as names, but not {_RESERVED!r}, which a "
-                f"safetensors file has for itself, and one is {name!r}, of type "
-                f"{type(name).__name__}: name it otherwise."
+                f"names of predictions in a dict must be strings other than {_RESERVED!r}, which "
+                f"safetensors reserves, but one is {name!r}, of type {type(name).__name__}: "
+                f"rename it."
             )
         is_tensor = isinstance(tensor, torch.Tensor)
         if not is_tensor or tensor.layout != torch.strided or str(tensor.dtype) not in CODES:

@@ -68,8 +68,8 @@ _OF_METRICS = (
 )
 
 _OF_WORKER = (
-    "`{}` has what the loop over `step.shards` gave on this worker alone, while others compute "
-    "other shards: take means over the whole batch from `step.loss` and `step.means`"
+    "`{}` covers only the shards that this worker computed in the loop over `step.shards`, while "
+    "others compute other shards: take means over the whole batch from `step.loss` and `step.means`"
 )
 
 Compute = Callable[[nn.Module, Any], Any]
@@ -432,8 +432,8 @@ class Rehearsals:
         if finding.is_of_rank:
             return RuntimeError(
                 f"{_MUST} {finding.differs} changes when RANK and WORLD_SIZE are those of another "
-                f"worker: compute the same on every worker; for what one worker alone is to do, "
-                f"write a callback that asks for `fit.is_leader`."
+                f"worker: compute the same on every worker; for what only one worker should "
+                f"do, write a callback that checks `fit.is_leader`."
             )
         if finding.path:
             remedy = _IN_TIME if finding.is_plain else _OF_TENSORS
@@ -445,15 +445,15 @@ class Rehearsals:
             )
         if not self._functions:
             return RuntimeError(
-                f"{finding.differs} differs when a step's first batch comes again after the last "
-                f"one: the body of the loop over `step.shards` keeps something from shard to "
-                f"shard, or counts this worker's shards, as `enumerate(step.shards)` does: use "
+                f"{finding.differs} differs when a step's first batch is repeated after the last "
+                f"one: the body of the loop over `step.shards` keeps state from shard to shard, "
+                f"or counts this worker's shards, as `enumerate(step.shards)` does: use "
                 f"`unisono.progress().shard`, and change what it keeps between steps."
             )
         return RuntimeError(
             f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
-            f"buffers, {finding.differs} differs: look for what they keep from shard to shard, "
-            f"take from the time or draw from a generator that cannot be found; {_IN_TIME}"
+            f"buffers, {finding.differs} differs: look for state that they keep from shard to "
+            f"shard, reads of the clock, and generators that cannot be found; {_IN_TIME}"
         )
 
 

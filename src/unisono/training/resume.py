@@ -134,11 +134,11 @@ def _refuse_anothers_weights(directory: Path) -> None:
     if in_notebook() or hasattr(sys, "ps1"):
         return
     raise CheckpointError(
-        f"`directory` must be one trainer's alone, but an earlier one of this program, which began "
-        f"with other weights or options, has trained in {directory} as far as this one is to come, "
-        f"so this one would train nothing and have the other's weights: pass a directory for each, "
-        f'such as `directory=f"runs/{{fold}}"`; if these weights are meant, use that trainer, or '
-        f"make the model and the optimizer as it had them, from the same seed."
+        f"`directory` must belong to one trainer, but an earlier one of this program, which began "
+        f"with other weights or options, has trained in {directory} at least as far as this one "
+        f"would, so this one would train nothing and return the other's weights: pass a directory "
+        f'for each, such as `directory=f"runs/{{fold}}"`; if you want these weights, use that '
+        f"trainer, or create the model and the optimizer as it did, with the same seed."
     )
 
 
@@ -162,8 +162,8 @@ def _find(
         )
     except OSError as error:
         raise CheckpointError(
-            f"`directory` must be a folder that can be read and written, or that can be made, but "
-            f"“{error}”: pass another one, or see that you may write there."
+            f"`directory` must be a folder that can be read and written, or created, but "
+            f"“{error}”: pass another one, or check its permissions."
         ) from None
     answer: dict[str, Any] = {"directory": str(checkpoints.directory)}
     if found is None:
@@ -216,10 +216,10 @@ def _put_back(
 
 
 _FROM_LATER_WEIGHTS = (
-    "a run that resumes must have the data of its checkpoint, but the program has made them from "
-    "the newest weights, as what earlier loops had ended with is kept of the newest ones alone: "
-    "make the data from numbers that do not depend on the weights, keep them in files, or use one "
-    "loop over all steps, which gets its data from a dataset."
+    "a run that resumes must have the data of its checkpoint, but the program has computed them "
+    "from the newest weights, as only the newest loops keep what they ended with: compute the data "
+    "from values that do not depend on the weights, store them in files, or use one loop over all "
+    "steps, with a dataset."
 )
 _PURPOSE = "run directory"
 _FEW = 64  # weights of a parameter
@@ -270,9 +270,9 @@ def _settle(run: RunContext) -> bytes:
     for host, one in enumerate(told):
         if "error" in one:
             raise CheckpointError(
-                f"`directory` must be a folder on each host that can be read and written, or that "
-                f"can be made, but on host {host} “{one['error']}”: pass another one, or make room "
-                f"for it there."
+                f"`directory` must be a folder on each host that can be read and written, or "
+                f"created, but on host {host} “{one['error']}”: pass another one, or make room for "
+                f"it there."
             )
     held = [{int(step): digest for step, digest in one["held"].items()} for one in told]
     newest = newest_common(held)
@@ -281,9 +281,9 @@ def _settle(run: RunContext) -> bytes:
         source = next(host for host, one in enumerate(held) if one)
         folder = checkpoints.directory / "checkpoints" / name_of(max(held[source]))
         raise CheckpointError(
-            f"all hosts must have a checkpoint in common to go on from, where each has a "
-            f"`directory` of its own, but {has}: copy {folder} from host {source} to the others, "
-            f'or pass `Checkpoint(resume="never")` to begin anew.'
+            f"hosts with a separate `directory` each must have a checkpoint in common to continue "
+            f"from, but {has}: copy {folder} from host {source} to the others, or pass "
+            f'`Checkpoint(resume="never")` to start over.'
         )
     if team.leads_host:
         checkpoints.set_aside(-1 if newest is None else newest)
@@ -327,8 +327,8 @@ def _is_shared(team: Team, directory: Path) -> bool:
     apart = [rank for rank, seen in heard.items() if not seen]
     if apart and len(apart) + len(team.hosts[0]) < team.size:  # host 0 has the leader
         raise CheckpointError(
-            f"`directory` must be one folder that all hosts share, or a folder of its own on each, "
-            f"but what rank 0 writes to {directory} is not there for ranks {apart}, and is for "
-            f"others: pass one that all share."
+            f"`directory` must be one folder that all hosts share, or a separate folder on each, "
+            f"but ranks {apart} do not see what rank 0 writes to {directory}, while others do: "
+            f"pass one that all share."
         )
     return not apart

@@ -197,7 +197,7 @@ def plan_samples(
         if sampler is not None or shuffle:
             given = "`shuffle`" if sampler is None else "`sampler`"
             raise ValueError(
-                f"{given} must be left out for an IterableDataset, which has an order of its own, "
+                f"{given} must be left out for an IterableDataset, which has its own order, "
                 f"but is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
             )
         shuffle = False
@@ -317,16 +317,16 @@ def check_order(run: RunContext, samples: SamplePlan) -> None:
     order, begun = facts_of_order(samples, position.epoch), run.kept.last.get("order", {})
     if position.batch and any(begun.get(name, told) != told for name, told in order.items()):
         raise MismatchError(
-            f"`sampler` must give the order again in which epoch {position.epoch} has begun, but "
-            f"{samples.sampler} gives another: give it what it was given, or begin anew with "
-            f'`Checkpoint(resume="never")`.'
+            f"`sampler` must return the order in which epoch {position.epoch} began, but "
+            f"{samples.sampler} returns another: create it with the same arguments, or start over "
+            f'with `Checkpoint(resume="never")`.'
         )
     order_of, goes_on = samples.order_of, position.batch and not run.has_joined
     if goes_on and isinstance(order_of, EpochOrder) and order_of.has_changed(position.epoch):
         run.say_once(
-            f"{samples.sampler} would give another order now than the one in which epoch "
-            f"{position.epoch} has begun: this epoch goes on as it began, and what the sampler "
-            f"gives counts from the next one on"
+            f"{samples.sampler} would now return another order than the one in which epoch "
+            f"{position.epoch} began: this epoch continues in its order, and the new one applies "
+            f"from the next epoch on"
         )
 
 

@@ -121,8 +121,8 @@ def sets_by_name(validate: Any) -> Mapping[str, Any]:
         return {"": validate}
     if not validate or not all(isinstance(n, str) and n and "/" not in n for n in validate):
         raise ValueError(
-            f"`validate` must have names that are texts without `/` where it is a dict of data "
-            f'sets, but has {list(validate)}: pass `{{"seen": a, "new": b}}`, say.'
+            f"the keys of a dict of datasets in `validate` must be strings without `/`, but are "
+            f'{list(validate)}: pass `{{"seen": a, "new": b}}`, for example.'
         )
     return validate
 
@@ -154,13 +154,13 @@ class Validation:
         """Raise ValueError if there is no validation, or none on the dataset in `monitor`."""
         if not self.has_data:
             raise ValueError(
-                f"`validate` must be given for {for_what}, which looks at validations, but is "
+                f"`validate` must be given for {for_what}, which watches validations, but is "
                 f"None: pass a dataset."
             )
         names = self._names
         if monitor and names and not any(monitor.startswith(f"{name}/") for name in names):
             raise ValueError(
-                f"`monitor` must say which data set {for_what} looks at where `validate` has "
+                f"`monitor` must name the dataset that {for_what} watches if `validate` has "
                 f'{names}, but is {monitor!r}: pass `monitor="{names[0]}/{monitor}"`.'
             )
         self._monitors += [monitor] if monitor else []

@@ -84,7 +84,7 @@ def check_members(names: Collection[str], chosen: tuple[str, ...]) -> None:
     if wrong or not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(
             f"`step.update` must name optimizers of the run, which are {_listed(names)}, each "
-            f"once, but is given {_listed(chosen) or 'nothing'}: pass "
+            f"once, but got {_listed(chosen) or 'nothing'}: pass "
             f"`step.update({next(iter(names))!r})`, say."
         )
 
@@ -100,7 +100,7 @@ def _check_named(what: str, given: Mapping[Any, Any], kind: type) -> None:
             )
         if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
             raise ValueError(
-                f"`{what}` must have names that can be those of a module's children, but has "
+                f"`{what}` must have names that a module's children may have, but has "
                 f"{name!r}: choose a word such as `generator`."
             )
 
@@ -128,7 +128,7 @@ def _check_trained(models: Mapping[str, nn.Module], optimizer: Optimizer) -> Non
         is_trained = any(parameter.requires_grad for parameter in parameters)
         if is_trained and not any(id(parameter) in updated for parameter in parameters):
             raise ValueError(
-                f"each model must be updated by an optimizer or be frozen, but nobody updates "
+                f"each model must be updated by an optimizer or be frozen, but none updates "
                 f"{name!r}: make an optimizer over its parameters, or freeze it with "
                 f"`{name}.requires_grad_(False)`."
             )
@@ -167,8 +167,8 @@ def check_split_before(model: nn.Module, device: Device) -> None:
     there = {device.torch} if split is None else set(split.devices)
     if there != {part.torch for part in device.parts}:
         raise ValueError(
-            f"a model must be split before its run or trainer is made, but was split after that, "
-            f"when it was to be computed on {device.name}: make the run after."
+            f"a model must be split before its run or trainer is created, but was split later, "
+            f"when it was to be computed on {device.name}: create the run after splitting it."
         )
 
 

@@ -64,7 +64,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
             run.say_once(_IN_EVAL)
     if not (run.options.exact or run.device.is_host):
         run.say_once(
-            "`exact=False`: operations without a deterministic form are allowed on "
+            "`exact=False`: operations without a deterministic kernel are allowed on "
             f"{run.device.name}, so results may differ from one run to the next"
         )
     payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan))
@@ -106,10 +106,10 @@ def tell_over(run: RunContext, totals: Totals) -> None:
     given = [(name, total, done) for name, total, done in counted if total is not None]
     asked = " and ".join(f"`{name}={total}`" for name, total, _ in given)
     again = " and ".join(f"`{name}={done + total}`" for name, total, done in given)
-    anew = "" if run.checkpoints is None else '; to train anew, pass `Checkpoint(resume="never")`'
+    anew = "" if run.checkpoints is None else '; to start over, pass `Checkpoint(resume="never")`'
     run.say(
-        f"the run is already finished, as it has come to epoch {position.epoch} and "
-        f"step {position.step}, digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}, with "
+        f"the run is already finished, at epoch {position.epoch} and step {position.step}, "
+        f"digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}, with "
         f"{asked}: to train as much again, pass {again}, as totals count from the beginning of a "
         f"run{anew}"
     )
@@ -122,10 +122,10 @@ def _tell_unseeded(run: RunContext) -> None:
     if run.team.position == 0 and not run.replicated_calls.is_behind:
         notices().add("unseeded")
         run.say(
-            f"random numbers were drawn without a seed before this run was made, so weights that "
-            f"come from them differ from one start to the next, and so will its result; `seed` "
-            f"covers training alone: write `torch.manual_seed({run.options.seed})` before the "
-            f"model is made"
+            f"random numbers were drawn without a seed before this run was made, so weights "
+            f"drawn from them, and the result, differ from one start to the next; `seed` covers "
+            f"training alone: write `torch.manual_seed({run.options.seed})` before the "
+            f"model is created"
         )
 
 

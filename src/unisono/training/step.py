@@ -90,7 +90,7 @@ class Step(DoneStep):
     def loss(self) -> float:
         """The mean loss over the global batch, once the block has ended."""
         if not self._is_finished or (self.is_done and not self.means):
-            raise RuntimeError("`step.loss` is there once the `with step:` block has ended.")
+            raise RuntimeError("`step.loss` is available once the `with step:` block has ended.")
         return self.means["loss"]
 
     @property
@@ -123,8 +123,8 @@ class Step(DoneStep):
             raise RuntimeError("a step must be entered before it is used: write `with step:`.")
         if self._taken:
             raise RuntimeError(
-                f"`step.shards` must be looped over once, but is taken again in step "
-                f"{self.number}: do all that a batch is for while the loop has it."
+                f"`step.shards` can be iterated only once per step, but is iterated again in step "
+                f"{self.number}: do everything with a batch inside that loop."
             )
         self._taken = True
         self._given_out = batches = self._batches()
@@ -293,8 +293,8 @@ class Step(DoneStep):
         """Use gradients that the program has computed, without passes. Collective."""
         if not self._entered or self._taken:
             raise RuntimeError(
-                f"`step.update(gradients=…)` must be called once, within `with step:`, in the "
-                f"place of a loop over `step.shards`; in step {self.number} it is not."
+                f"`step.update(gradients=…)` must be called once, within `with step:`, instead of "
+                f"a loop over `step.shards`; in step {self.number} it is not."
             )
         engine, self._taken = self._engine, True
         check_given(gradients, engine, self._boundary.run)
@@ -325,8 +325,8 @@ class Step(DoneStep):
         """
         if not self._entered or self._taken:
             raise RuntimeError(
-                "`step.gather` must be called once, within `with step:`, in the place of a loop "
-                "over `step.shards`."
+                "`step.gather` must be called once, within `with step:`, instead of a loop over "
+                "`step.shards`."
             )
         whole = WholeBatchLoss(BatchRows(self._plan, self.batch), embed, loss)
         self.is_gathered = True
@@ -365,7 +365,9 @@ class Step(DoneStep):
 
     def __enter__(self) -> Step:
         if self._entered:
-            raise RuntimeError(f"a step must be entered once, but step {self.number} is again.")
+            raise RuntimeError(
+                f"a step must be entered once, but step {self.number} is entered again."
+            )
         first = next(shard for shard, size in enumerate(self._shard_sizes) if size)
         self._boundary.begin_step(self.number)
         self._engine.begin(self.number, first)

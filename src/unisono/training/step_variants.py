@@ -37,7 +37,7 @@ class ClosureStep(Step):
         """See :class:`Step`; raises TypeError if `loss` is not callable."""
         if not callable(loss):
             raise TypeError(
-                f"`step.again` takes a function that computes a batch's loss, but is given a "
+                f"`step.again` takes a function that computes a batch's loss, but got a "
                 f"{type(loss).__name__}: pass `lambda batch: loss(model, batch)`."
             )
         self._compute_loss_again = loss
@@ -56,8 +56,8 @@ class ClosureStep(Step):
             if error is None and self._compute_loss_again is None and self._given is None:
                 self._engine.end_passes()
                 raise RuntimeError(
-                    f"an optimizer that takes a closure asks for the loss again, but in step "
-                    f"{self.number} nobody has said how it is computed: call "
+                    f"an optimizer that takes a closure requests the loss again, but step "
+                    f"{self.number} does not say how to compute it: call "
                     f"`step.again(lambda batch: loss(model, batch))` within the block."
                 )
             return super().__exit__(kind, error, traceback)
@@ -100,9 +100,8 @@ class AlternatingStep(Step):
         check_members(self._engine.members, names)
         if not self._entered or self._updating or (self._taken and not self._turn):
             raise RuntimeError(
-                f"`step.update` must be used within `with step:`, one block after the other, and "
-                f"without a loop over `step.shards` outside of them; in step {self.number} it is "
-                f"not."
+                f"`step.update` must be used within `with step:`, one block after another, without "
+                f"a loop over `step.shards` outside of them; in step {self.number} it is not."
             )
         if self._turn:
             self._begin()

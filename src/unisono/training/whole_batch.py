@@ -97,8 +97,8 @@ class WholeBatchLoss:
             if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != num_samples:
                 seen = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 raise TypeError(
-                    f"`embed` must give tensors with one row for each of the {num_samples} samples "
-                    f"of a batch, but gave {seen}: leave sums and means over samples to the loss."
+                    f"`embed` must return tensors with one row for each of the {num_samples} "
+                    f"samples of a batch, but returned {seen}: take sums and means in the loss."
                 )
         return leaves
 
@@ -216,7 +216,7 @@ def rows_of_batch(
     if {len(rows) for rows in features.values()} != {len(names)}:
         raise MismatchError(
             f'`"{PER_SAMPLE}"` must have the same names for every shard, but shards of a step '
-            f"differ in {names}: return the same keys always."
+            f"differ in {names}: always return the same keys."
         )
     return dict(zip(names, whole.joined(features), strict=True))
 

@@ -1,4 +1,4 @@
-"""The command line: parse, call, exit code. One file for each command, or for several alike."""
+"""The command line: parse, call, exit code. One file for each command or group of commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.tools.cli.views import checkpoints, compare, doctor, explain, repor
 
 @contextlib.contextmanager
 def _in_one_sentence() -> Iterator[None]:
-    """Say in one sentence what click says in four lines; without arguments, it shows the help."""
+    """Shorten click's four-line errors to one sentence; without arguments, click shows the help."""
     try:
         yield
     except click.UsageError as error:
@@ -36,7 +36,7 @@ def _in_one_sentence() -> Iterator[None]:
 
 
 class _Commands(click.Group):
-    """The commands; descriptors 0 to 2 are open, and any encoding takes what is printed."""
+    """The commands; descriptors 0 to 2 are open, and output in any encoding succeeds."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         open_standard_fds()
@@ -45,12 +45,12 @@ class _Commands(click.Group):
         return super().main(*args, **kwargs)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """See click's; what is wrong is told in one sentence."""
+        """See click's; usage errors are one sentence."""
         with _in_one_sentence():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """See click's; what is wrong is told in one sentence."""
+        """See click's; usage errors are one sentence."""
         with _in_one_sentence(), told_of_system():
             return super().invoke(ctx)
 
@@ -85,7 +85,7 @@ def main() -> None:
       unisono top runs/mnist               watch a run, live
       unisono where runs/mnist             which line is every rank at?
       unisono report runs/mnist            draw what happened in it
-      unisono run --help                   all about it
+      unisono run --help                   all options of `run`
     """
 
 

@@ -1,4 +1,4 @@
-"""How does a command end, and what may stand behind its options? One sentence refuses the rest."""
+"""How does a command end, and what do its options accept? Errors are one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono.runtime.launch.job import MODULE, SCRIPT
 
 
 class Refusal(click.ClickException):
-    """Wrong input, told in one sentence."""
+    """Wrong input, reported in one sentence."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class NotInTime(Refusal):
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Say in one sentence what is refused."""
+    """Report refusals within a block in one sentence."""
     try:
         yield
     except (ValueError, UnisonoError) as error:
@@ -52,7 +52,7 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def told_of_system() -> Iterator[None]:
-    """Say in one sentence what the system refuses: a file, memory, a process."""
+    """Report in one sentence what the system refuses: a file, memory, a process."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def told_of_system() -> Iterator[None]:
 
 @contextlib.contextmanager
 def copying_folder() -> Iterator[None]:
-    """Say in one sentence that there is no room for a copy of the working folder."""
+    """Report in one sentence that there is no room for a copy of the working folder."""
     try:
         yield
     except OSError as error:
@@ -95,19 +95,19 @@ def _check_script(script: str) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End at once: everything is written, and there is nothing to take down."""
+    """Exit at once: everything is written, and nothing needs cleaning up."""
     for stream in (sys.stdout, sys.stderr):
-        # A script's output has been read by somebody who is gone, say; the status stands.
+        # The reader of a script's output may be gone; the status still counts.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)
 
 
 @final
-class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones take none
-    """What an option takes: a text that `read` makes something of, or refuses by ValueError.
+class Text(click.ParamType):  # type: ignore[type-arg]  # older versions take none
+    """The type of an option: `read` converts its text, or raises ValueError.
 
-    `name` is shown by ``--help``; `must` says what the text must be, and `example` is one.
+    ``--help`` shows `name`; `must` says what the text must be, and `example` is one.
     """
 
     def __init__(self, name: str, read: Callable[[str], Any], must: str, example: str) -> None:
@@ -126,7 +126,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # of which older ones ta
 
 
 def takes_script(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``[-m] SCRIPT ARGS…`` to a command; it gets `kind`, of a job, `script` and `args`."""
+    """Add ``[-m] SCRIPT ARGS…`` to a command, which gets the job's `kind`, `script` and `args`."""
 
     @click.option(
         "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
@@ -156,14 +156,14 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NumHosts:
-    """How many hosts compute together: as ``--nnodes`` says it, ``2`` or ``1:2``."""
+    """How many hosts compute together, as given by ``--nnodes``: ``2`` or ``1:2``."""
 
     least: int
     most: int
 
     @staticmethod
     def read(text: str) -> NumHosts:
-        """Read it, or raise ValueError."""
+        """Parse the text, or raise ValueError."""
         least, _, most = text.partition(":")
         read = NumHosts(int(least), int(most or least))
         if not 0 < read.least <= read.most:
@@ -183,13 +183,13 @@ NOT_NEGATIVE = Text("n", partial(_at_least, 0), "a whole number of at least 0", 
 class SeveralHosts:
     """Which of several hosts this is."""
 
-    nnodes: NumHosts  # how many there are
+    nnodes: NumHosts  # the number of hosts
     node_rank: int  # the number of this one
-    rendezvous: str  # where host 0 is reached, as ``host:port``; or a store, ``host:port/name``
+    rendezvous: str  # host 0's ``host:port``, or a store's ``host:port/name``
 
     @property
     def place(self) -> tuple[str, str]:
-        """The rendezvous' host and port."""
+        """The host and port of the rendezvous."""
         host, _, port = self.rendezvous.partition("/")[0].rpartition(":")
         return host.strip("[]"), port
 
@@ -200,10 +200,10 @@ class SeveralHosts:
 
     @property
     def has_rendezvous(self) -> bool:
-        """Whether this is the host that has the rendezvous."""
+        """Whether the rendezvous is on this host."""
         return self.node_rank == 0 and not self.name
 
 
 def seconds(example: str) -> Text:
-    """Make what takes a number of seconds above 0."""
+    """Return the type of an option that takes a number of seconds above 0."""
     return Text("seconds", _seconds, "a number of seconds above 0", example)

@@ -1,7 +1,7 @@
 """What a new user types first: `unisono new` writes a recipe, `unisono demo` runs one.
 
 A recipe is a file or a folder of `recipes`, which is `examples` of the repository; the table in its
-README says what each is. The demo leaves nothing behind, however it ends.
+README describes each. The demo leaves nothing behind, however it ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST = "classifier"  # what `unisono new train.py` writes, and `unisono demo` r
 
 
 def recipes() -> dict[str, tuple[Path, str]]:
-    """Give each recipe's name, its file or folder, and what it is."""
+    """Return each recipe's file or folder, and its description, by name."""
     table = (RECIPES / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`.*?`\]\((.*?)\) \| (.*?) \|", table, re.M)
     return {Path(path).stem: (RECIPES / path, what) for path, what in rows}
@@ -41,8 +41,8 @@ def recipes() -> dict[str, tuple[Path, str]]:
 def new(name: str | None, file: Path | None, shows_all: bool) -> None:
     """Write a recipe to FILE. It runs as it is; replace model, loss and data.
 
-    NAME is that of the recipe. Without FILE it is that of the file, too; without NAME the recipe
-    is a classifier.
+    NAME is the recipe. Without FILE it also names the file; without NAME the recipe is a
+    classifier.
 
     \b
     Examples:
@@ -103,7 +103,7 @@ def _write(source: Path, file: Path) -> None:
             f"FILE must be a place to write to, but {str(file)!r} is not: {error.strerror}."
         ) from None
     told = f"See {name}/README.md." if source.is_dir() else f"Open it: `jupyter lab {name}`"
-    if source.suffix == ".py":  # which says so at the end of its docstring
+    if source.suffix == ".py":  # commands are at the end of its docstring
         commands = text.split('"""')[1].strip().split("\n\n")[-1]
         told = "Run it:\n\n  " + commands.replace("\n", "\n  ")
     click.echo(f"{file} is written. {told}")
@@ -135,7 +135,7 @@ def demo() -> None:
     """
     try:
         with tempfile.TemporaryDirectory(prefix="unisono-demo-") as folder:
-            # Optimizers have torch make a folder of this name, which would stay.
+            # Optimizers make torch create a folder of this name, which would stay.
             os.environ |= {VISIBLE_VARIABLE: "", "TORCHINDUCTOR_CACHE_DIR": folder}
             together = _trained("Two workers train a small CNN on handwritten digits:", 2)
             alone = _trained("One worker does the same:", 1)

@@ -1,6 +1,6 @@
-"""torch's agent, which starts our launcher on each of several hosts, and again after a loss.
+"""torch's agent, which starts Unisono's launcher on each of several hosts, and again after a loss.
 
-Rendezvous and restarts are torchrun's own. What is different:
+Rendezvous and restarts are those of torchrun, except for the following:
 
 * A run that has ended for good, by an exception or Ctrl-C, is not started again. The rendezvous is
   closed, so that no host waits there for others, and all end with the same exit status.
@@ -44,8 +44,8 @@ from unisono.tools.cli.endings import SeveralHosts
 from unisono.tools.cli.hosts_rendezvous import NumHostsError, meet_hosts
 
 _LOOK_EVERY_S = 0.5
-# So often is looked whether another host has ended for good before one that misses it begins again,
-# and before a launcher whose workers do not miss it is ended.
+# Number of checks whether another host has ended for good before a host that misses it begins
+# again, and before a launcher whose workers do not miss it is ended.
 _LOOKS_AFTER_LOSS, _LOOKS = 4, 6
 _STAYS_AT_MOST_S = 5.0
 _BEGINNING_AGAIN = (
@@ -74,14 +74,14 @@ def run_agent(
     restarts: int,
     await_first: Callable[[], None],
 ) -> int:
-    """Run Python with these arguments when all hosts do, again after a loss; give its exit status.
+    """Run Python with these arguments when all hosts do, again after a loss; return its status.
 
-    Others reach this one at `address`. `await_first` waits until the rendezvous is there, or raises
-    a UnisonoError.
+    Others reach this host at `address`. `await_first` waits for the rendezvous, or raises a
+    UnisonoError.
     """
     place, name, is_first = hosts.rendezvous, hosts.name, hosts.has_rendezvous
-    logging.disable(logging.ERROR)  # what torch's agent has to say is said here
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are handled here
+    logging.disable(logging.ERROR)  # torch's agent is silent; messages come from here
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # other signals are handled here
 
     def run() -> int | None:
         handler = meet_hosts(
@@ -106,7 +106,7 @@ def run_agent(
     try:
         if (status := _run_again(run, lost, await_first, 0 if is_first else restarts)) is not None:
             return status
-        say(_OTHERS_ENDED)  # while this one waited for them
+        say(_OTHERS_ENDED)  # while this host waited for them
     except (NumHostsError, UnisonoError) as error:
         say(str(error))
     except RendezvousTimeoutError:
@@ -128,7 +128,7 @@ def run_agent(
 def _run_again(
     run: Callable[[], int | None], lost: str, await_first: Callable[[], None], restarts: int
 ) -> int | None:
-    """Run an agent, and another when the rendezvous is back after a loss, with host 0."""
+    """Run an agent, and another one when the rendezvous is back after it was lost with host 0."""
     num_left = restarts
     while True:
         begun_s = time.monotonic()
@@ -143,16 +143,16 @@ def _run_again(
 
 
 def _num_left(num_left: int, restarts: int, begun_s: float) -> int:
-    """Count a start that became needed; one that lasted for a minute makes up for those before."""
+    """Return the starts left after one more; a run of a minute restores all of them."""
     return (restarts if time.monotonic() - begun_s > PERIOD_S else num_left) - 1
 
 
 @final
 class HostAgent(LocalElasticAgent):
-    """torch's agent for one launcher of ours."""
+    """torch's agent for one launcher of Unisono."""
 
     def __init__(self, spec: api.WorkerSpec, place: str) -> None:
-        super().__init__(spec, DefaultLogsSpecs(os.devnull))  # else a folder would be left over
+        super().__init__(spec, DefaultLogsSpecs(os.devnull))  # otherwise a folder would remain
         self._place, self._status = place, 0
         self._look_at_s, self._num_looks_closed = 0.0, 0
         self._begun_s = time.monotonic()
@@ -161,10 +161,10 @@ class HostAgent(LocalElasticAgent):
                 signal.signal(signum, self._pass_on)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
-        """Have the launcher end; where there is none, end at once."""
+        """End the launcher; if there is none, end at once."""
         self._status = 128 + signum
         if signum == signal.SIGHUP:
-            # Where a terminal is closed both the kernel and a shell may say so.
+            # When a terminal closes, both the kernel and a shell may send SIGHUP.
             signal.signal(signum, signal.SIG_IGN)
             signum = signal.SIGTERM
         self._end_launcher(signum)
@@ -182,7 +182,7 @@ class HostAgent(LocalElasticAgent):
         notice.start()
         try:
             super()._rendezvous(worker_group)
-        except DistError as error:  # the first host has gone in the midst of it
+        except DistError as error:  # the first host was lost during it
             raise RendezvousConnectionError(str(error)) from error
         finally:
             notice.cancel()
@@ -194,12 +194,12 @@ class HostAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
     def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
-        """See torch's; raises SystemExit where the run has ended for good."""
+        """See torch's; raises SystemExit if the run has ended for good."""
         result: api.RunResult = super()._monitor_workers(worker_group)
         if result.state == api.WorkerState.HEALTHY:
             self._end_with_others()
         elif result.state == api.WorkerState.SUCCEEDED:
-            with suppress(DistError):  # the first host has gone
+            with suppress(DistError):  # the first host was lost
                 self._store_of_round.set(_ENDED_WELL, "")
         elif result.is_failed():
             (failure,) = result.failures.values()
@@ -208,7 +208,7 @@ class HostAgent(LocalElasticAgent):
                 if not (how := self._how_others_end()):
                     most = worker_group.spec.max_restarts
                     num_left = _num_left(self._remaining_restarts, most, self._begun_s)
-                    self._remaining_restarts = num_left + 1  # torch's, which takes one from it
+                    self._remaining_restarts = num_left + 1  # torch subtracts one
                     say(_BEGINNING_AGAIN if num_left >= 0 else _NO_MORE)
                     return result
                 say(how)
@@ -236,14 +236,14 @@ class HostAgent(LocalElasticAgent):
             self._end_launcher(signal.SIGTERM)
 
     def _how_others_end(self) -> str:
-        """Wait a moment for another host to say that the run has ended; empty: none does."""
+        """Wait a moment for another host to report that the run has ended; empty if none does."""
         for _ in range(_LOOKS_AFTER_LOSS):
             try:
                 if self._is_closed:
                     return _OTHERS_ENDED
                 if self._store_of_round.check([_ENDED_WELL]):
                     return _OTHERS_ENDED_WELL
-            except DistError as error:  # the first host has gone
+            except DistError as error:  # the first host was lost
                 raise RendezvousConnectionError(str(error)) from error
             time.sleep(_LOOK_EVERY_S)
         return ""
@@ -257,7 +257,7 @@ class HostAgent(LocalElasticAgent):
         return 1
 
     @property
-    def _store_of_round(self) -> Any:  # torch's, which has no types there
+    def _store_of_round(self) -> Any:  # torch's, which has no types
         return self._store
 
     @property

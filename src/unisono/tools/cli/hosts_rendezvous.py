@@ -1,8 +1,8 @@
 """torch's rendezvous, with three differences.
 
-* It listens at one address, torch's own at all.
-* Its state is a pickle in a store that anybody can write who reaches it. Here it is JSON.
-* Hosts' clocks may differ; torch takes hosts that are 15 s behind for lost.
+* It listens at one address; torch's listens at all of them.
+* torch's state is a pickle in a store that anyone who reaches it can write. Here it is JSON.
+* Hosts' clocks may differ; torch considers hosts that are 15 s behind lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from unisono.tools.cli.endings import NumHosts
 
 _NAME = "unisono"
 _OPERATION_TAKES_AT_MOST = timedelta(seconds=60)
-_OTHERS_MAY_COME = timedelta(seconds=10)  # once there are as many hosts as are needed
+_OTHERS_MAY_COME = timedelta(seconds=10)  # once the least number of hosts is there
 
 
 class NumHostsError(RendezvousError):
@@ -49,9 +49,9 @@ class NumHostsError(RendezvousError):
 def meet_hosts(
     place: tuple[str, int], nnodes: NumHosts, *, address: str, is_first: bool, name: str = ""
 ) -> DynamicRendezvousHandler:
-    """Connect to the rendezvous of the hosts at `place`, and have it here on the first one.
+    """Connect to the rendezvous of the hosts at `place`; on the first host, also serve it.
 
-    The others reach this host at `address`; `name` is that of the run, in a store that outlives it.
+    The others reach this host at `address`; `name` is the run's, in a store that outlives the run.
     """
     store = _serve(*place) if is_first else _store(*place, is_master=False)
     try:
@@ -73,7 +73,7 @@ def meet_hosts(
 
 
 def _serve(address: str, port: int) -> TCPStore:
-    """Open a store that listens at an address of this host."""
+    """Return a store that listens at an address of this host."""
     try:
         listening = listen(address, port)
     except OSError as error:
@@ -92,9 +92,9 @@ def _store(address: str, port: int, **options: Any) -> TCPStore:
 
 
 class _AnyProcess:
-    """Names processes so that one started again is not taken for the one before.
+    """Names processes so that a restarted one is not taken for the one before.
 
-    torch's names have the process' number, which in a container is the same each time.
+    torch uses the process ID, which in a container is the same at every start.
     """
 
     def generate(self, local_addr: str | None = None) -> _NodeDesc:
@@ -102,13 +102,13 @@ class _AnyProcess:
 
 
 class _Handler(DynamicRendezvousHandler):
-    """Has the store of a job's workers listen at the address of its host, too."""
+    """A handler that also serves the store of a job's workers at its host's address."""
 
     _node_desc_generator = _AnyProcess()  # type: ignore[assignment]
 
     def next_rendezvous(self) -> RendezvousInfo:
         """See torch's."""
-        # Hosts that were there before would say nothing to those that have come since.
+        # Hosts that were there before would send nothing to those that joined since.
         self._bootstrap_store_info = None
         return super().next_rendezvous()
 
@@ -118,15 +118,15 @@ class _Handler(DynamicRendezvousHandler):
 
 @final
 class HostsBackend(RendezvousBackend):
-    """torch's backend, with JSON in the store, and in times of this host's clock.
+    """torch's backend, with JSON in the store, and times in this host's clock.
 
-    A host counts as lost when its heartbeat is old. What is told by the clock of another host says
-    nothing here, so a heartbeat is given to torch as of when this host first saw it.
+    A host is lost when its heartbeat is old. Times of another host's clock mean nothing here, so
+    torch gets each heartbeat with the time at which this host first saw it.
     """
 
     def __init__(self, backend: RendezvousBackend) -> None:
         self._backend = backend
-        # Of each host its heartbeat, as it was told and as of here.
+        # Each host's heartbeat, by its own clock and by that of this host.
         self._seen: dict[Any, tuple[datetime, datetime]] = {}
 
     @property
@@ -184,7 +184,7 @@ def _read(written: bytes) -> _RendezvousState:
         state.wait_list = {_node(*node) for node in told["wait_list"]}
         state.redundancy_list = {_node(*node) for node in told["redundancy_list"]}
         state.last_heartbeats = {_node(*n): _time(time) for *n, time in told["last_heartbeats"]}
-    except Exception as error:  # what a stranger writes raises anything
+    except Exception as error:  # a stranger may have written anything
         raise RendezvousStateError(
             f"it must hold the hosts' own notes, but somebody else has written there: {error!r}"
         ) from error

@@ -1,4 +1,4 @@
-"""`unisono plan` and `unisono verify`: a program runs in a copy of its folder, and is observed."""
+"""`unisono plan` and `unisono verify`: run a program in a copy of its folder, and observe it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ timeout = click.option(
     type=seconds("600"),
     default="300",
     show_default=True,
-    help="After how long a run of the program is ended.",
+    help="The time after which a run of the program is ended.",
 )
 _WORKERS = Text("list", _counts, "numbers of workers of at least 1", "1,2,4")
 _RATE = Text("rate", _bytes_per_second, "kbit/s, Mbit/s, Gbit/s or Tbit/s above 0", _BANDWIDTH)
@@ -59,18 +59,18 @@ _RATE = Text("rate", _bytes_per_second, "kbit/s, Mbit/s, Gbit/s or Tbit/s above 
     "--workers",
     "counts",
     type=_WORKERS,
-    help="On how many workers steps are timed: 1, 2, 4, … and as many as this machine has cores "
+    help="The numbers of workers to time: 1, 2, 4, … and as many as this machine has cores "
     "or GPUs by default. One worker is always timed.",
 )
 @click.option(
     "--hosts",
     type=COUNT,
-    help="Also compute, by a formula, what so many hosts like this one bring.",
+    help="Also compute, by a formula, the speed on so many hosts like this one.",
 )
 @click.option(
     "--bandwidth",
     type=_RATE,
-    help=f"Of each host's link, in each direction; {_BANDWIDTH} by default.",
+    help=f"The bandwidth of each host's link, in each direction; {_BANDWIDTH} by default.",
 )
 @click.option(
     "--seconds",
@@ -78,7 +78,7 @@ _RATE = Text("rate", _bytes_per_second, "kbit/s, Mbit/s, Gbit/s or Tbit/s above 
     type=seconds("5"),
     default="5",
     show_default=True,
-    help="For how long steps are timed on each number of workers, each of two times.",
+    help="How long to time steps on each number of workers, each of two times.",
 )
 @timeout
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
@@ -167,7 +167,7 @@ def plan(
     type=COUNT,
     default="24",
     show_default=True,
-    help="After how many steps of an optimizer the program is stopped.",
+    help="The number of an optimizer's steps after which the program is stopped.",
 )
 @timeout
 @click.option(

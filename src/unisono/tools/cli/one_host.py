@@ -1,7 +1,7 @@
-"""What torch's agent starts on each of several hosts: a launcher that knows of the others.
+"""The program that torch's agent starts on each of several hosts: a launcher that knows the others.
 
-The launchers tell each other how many workers they start, in the agents' store. Then this process
-becomes `unisono run`, as torch is of no more use to it.
+The launchers exchange their numbers of workers in the agents' store. Then this process becomes
+`unisono run`, because it no longer needs torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from unisono.runtime.world import HOSTS_VARIABLE, world
 
 def main(arguments: Sequence[str]) -> None:
     """Become `unisono run` with all arguments but the first, this host's number: `-n WORKERS …`."""
-    signal.signal(AGENT_ENDED, signal.SIG_DFL)  # nohup is for the agent
+    signal.signal(AGENT_ENDED, signal.SIG_DFL)  # nohup protects the agent alone
     die_with(os.getppid(), AGENT_ENDED)
     number, *options = arguments
     try:
         rendezvous = meet(world(), os.environ, RENDEZVOUS.in_s())
         told = rendezvous.gather("number of workers", [int(number), int(options[1])])
         sizes = sizes_of_hosts([tuple(one) for one in told])
-        place = sorted(other for other, _ in told).index(int(number))  # some may not be there
+        place = sorted(other for other, _ in told).index(int(number))  # some hosts may be missing
     except (ValueError, UnisonoError) as error:
         say(str(error))
         sys.exit(TRY_AGAIN if isinstance(error, PeerLostError | WaitTimeoutError) else 1)
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def sizes_of_hosts(told: Sequence[tuple[int, int]]) -> list[int]:
-    """Order numbers of workers by host."""
+    """Return the numbers of workers in the order of the hosts."""
     numbers = [number for number, _ in told]
     for number in numbers:
         if numbers.count(number) > 1:

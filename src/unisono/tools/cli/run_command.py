@@ -111,7 +111,7 @@ from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_h
     "--traceback",
     "shows_all",
     is_flag=True,
-    help="Show Unisono's own frames in tracebacks, too; else they are folded into one line.",
+    help="Also show Unisono's own frames in tracebacks; otherwise they are one line.",
 )
 @takes_script
 @click.pass_context

@@ -17,18 +17,18 @@ from unisono.runtime.workers.job_store import knock, listen, place_among_tasks
 from unisono.runtime.world import HOSTS_VARIABLE, cluster_task, num_devices
 from unisono.tools.cli.endings import NotInTime, NumHosts, Refusal, SeveralHosts, leave
 
-# They belong to our launcher, which starts no workers there.
+# These options apply to Unisono's launcher, which starts no workers there.
 _OF_ONE_HOST = {"replaces", "workers_per_gpu", "backend"}
 
 
 def read_hosts(
     nnodes: NumHosts | None, node_rank: int | None, rendezvous: str | None
 ) -> SeveralHosts | None:
-    """Read the options, or what Slurm or Open MPI say; None where all workers are on this host."""
+    """Read the options, or Slurm's or Open MPI's variables; None if workers are on one host."""
     task = None if HOSTS_VARIABLE in os.environ else cluster_task(os.environ)
     if nnodes is None and task is not None and task.world_size > 1:
         place = place_among_tasks(os.environ, task.started_by)
-        # Of the tasks of `srun --pty bash` one alone has a shell.
+        # Of the tasks of `srun --pty bash`, only one has a shell.
         if place is None or task.local_world_size > 1 or "SLURM_PTY_PORT" in os.environ:
             raise Refusal(
                 f"`unisono run` must be started once on each host, as it starts the workers there, "
@@ -39,7 +39,7 @@ def read_hosts(
         size = NumHosts(task.world_size, task.world_size)
         return SeveralHosts(size, task.rank, f"{place[0]}:{place[1]}")
     if nnodes is not None and nnodes.most == 1 and node_rank in (None, 0):
-        return None  # of a script that has the number of hosts in a variable
+        return None  # from a script with the number of hosts in a variable
     if nnodes is None:
         if node_rank or rendezvous:
             name = "--node-rank" if node_rank else "--rendezvous"
@@ -63,7 +63,7 @@ def read_hosts(
 
 
 def one_of_several(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Say which of several hosts this is, for :class:`Job`; empty where it is the only one."""
+    """Return this host's place among several, for :class:`Job`; empty if it is the only one."""
     if HOSTS_VARIABLE not in environ:
         return {}
     sizes = tuple(map(int, environ[HOSTS_VARIABLE].split(",")))
@@ -86,7 +86,7 @@ def run_on_hosts(
             raise Refusal(f"`{parameter.opts[0]}` is for workers of one host: leave it out.")
     environ = {
         "OMP_NUM_THREADS": str(threads),
-        # Of what torch writes on stderr, its store's complaints of names are of no use.
+        # On stderr, torch's store only complains about names.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **os.environ,
         "UNISONO_THREADS": str(threads),
@@ -95,9 +95,9 @@ def run_on_hosts(
     host, port = hosts.place
     try:
         for timeout in TIMEOUTS:
-            timeout.in_s()  # refused here rather than on workers, while others wait
+            timeout.in_s()  # refused here, not on workers while others wait
         address = address_here({**environ, "MASTER_ADDR": host, "MASTER_PORT": port})
-        # To host 0 itself, its name may be that of an address such as 127.0.1.1.
+        # On host 0, its own name may stand for an address such as 127.0.1.1.
         is_only_here = is_loopback(address_towards(host)) and not is_loopback(address)
         where = address if hosts.has_rendezvous and is_only_here else host
         _check_rendezvous(hosts, where)
@@ -107,7 +107,7 @@ def run_on_hosts(
         kind = NotInTime if isinstance(error.__cause__, NotThereError) else Refusal
         raise kind(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     os.environ.update(environ)
-    # It loads torch, which looks at these variables.
+    # It loads torch, which reads these variables.
     from unisono.tools.cli.hosts_agent import run_agent
 
     number = num_devices() if workers is None else workers
@@ -125,7 +125,7 @@ def run_on_hosts(
 
 
 def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
-    """See that the rendezvous is there, or wait until it is; torch would hear no signal."""
+    """Check that the rendezvous is there, or wait until it is; torch would ignore signals."""
     (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
     if hosts.has_rendezvous:
         try:

@@ -1,4 +1,4 @@
-"""The commands that look, such as `top`, `where`, `report`, `doctor` and `explain`."""
+"""The commands that observe, such as `top`, `where`, `report`, `doctor` and `explain`."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def top(directory: str, once: bool) -> None:
     DIRECTORY is what the script passes as `Trainer(..., directory=...)`. Nothing is written there,
     and the run is not slowed down.
 
-    Each line has the part of a worker's newest steps that each phase took, its time a step
-    without waiting for others, and, where the run is on this machine, the state of its process
-    and its memory. `!` is a worker that the others wait for.
+    Each line shows what fraction of a worker's newest steps each phase took, the worker's time per
+    step without waiting for others, and, if the run is on this machine, the state of its process
+    and its memory. `!` marks a worker that the others wait for.
 
     \b
     Examples:
@@ -73,10 +73,10 @@ def where(target: str) -> None:
     """Show where every rank of a job is right now: its function and line, and its stack.
 
     DIRECTORY is what the script passes as `Trainer(..., directory=...)`; PID is the launcher, any
-    worker, or torchrun. If ranks wait for one that has not come, the first line says for which.
+    worker, or torchrun. If ranks wait for one that has not arrived, the first line names it.
 
-    Nothing in the job is stopped or slowed down for it. Stacks are read from outside with py-spy,
-    so a rank may just as well be stopped, or busy in native code.
+    Nothing in the job is stopped or slowed down. Stacks are read from outside with py-spy, so this
+    also works for a rank that is stopped, or busy in native code.
 
     \b
     Examples:
@@ -117,9 +117,9 @@ def _process_of(target: str) -> int:
 def report(directory: str, output: str | None) -> None:
     """Draw what happened in DIRECTORY as one page for a browser.
 
-    DIRECTORY is what the script passed as `Trainer(..., directory=...)`; the run may be under way.
+    DIRECTORY is what the script passed as `Trainer(..., directory=...)`; the run may be running.
     The page shows metrics, speed, where the time went, what each worker did, what went wrong, and
-    how to get the same result. It holds all that it shows and asks the network for nothing.
+    how to get the same result. It contains everything it shows and needs no network.
 
     \b
     Examples:
@@ -146,8 +146,8 @@ def report(directory: str, output: str | None) -> None:
 def compare(directories: tuple[str, ...], output: str) -> None:
     """Draw the runs in several DIRECTORIES together, as one page for a browser.
 
-    The page shows their curves, says where the runs differ in what fixes the result, and whether
-    they ended with the same digest.
+    The page shows their curves, the settings that determine the result and differ between runs, and
+    whether they ended with the same digest.
 
     \b
     Example:
@@ -166,8 +166,8 @@ def doctor(as_json: bool) -> None:
     """Check what this machine offers for training, and what is wrong with it.
 
     Looks at torch and GPUs, cores, memory, a container's limits, open files, whether stacks of
-    workers can be read, and the variables of this shell. Nothing is changed. How fast a program is
-    here, `unisono plan` measures.
+    workers can be read, and the variables of this shell. Nothing is changed. `unisono plan`
+    measures how fast a program is here.
 
     ✓ good, ! works but could be better, ✗ wrong, ? could not be read.
 
@@ -205,13 +205,13 @@ def doctor(as_json: bool) -> None:
     leave(int(any(one.verdict == WRONG for one in seen)))
 
 
-_LEAST = 8  # characters of a message, by which it is found
+_LEAST = 8  # characters of a message that are enough to find it
 
 
 @click.command(short_help="Say what a message means, and what to do.")
 @click.argument("message", nargs=-1, required=True)
 def explain(message: tuple[str, ...]) -> None:
-    """Print causes and remedies of MESSAGE: an error's name, its message, or how that begins.
+    """Print causes and remedies of MESSAGE: an error's name, its message, or the beginning of it.
 
     \b
     Examples:
@@ -239,7 +239,7 @@ def explanations(text: str) -> list[str]:
 
 
 def _page() -> str:
-    """Read ``docs/errors.md``, a link to which is in the package, with links as their texts."""
+    """Return ``docs/errors.md``, which the package has as a link, with links as plain text."""
     page = files("unisono.tools").joinpath("errors.md").read_text(encoding="utf-8")
     return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", page)
 
@@ -260,7 +260,7 @@ def _sentences() -> list[tuple[str, str]]:
 
 
 def _is_in(sentence: str, text: str) -> bool:
-    """Tell whether a text has a sentence, where … stands for anything; or how it begins."""
+    """Return whether a text has a sentence, in which … matches anything, or its beginning."""
     pieces = [words for piece in sentence.split("…") if (words := _plain(piece))]
     said = _plain(re.sub(r"^[\w.]+: ", "", text))  # without the name of the error
     at = [said.find(piece) for piece in pieces]

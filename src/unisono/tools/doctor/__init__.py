@@ -1,4 +1,4 @@
 """What does this machine offer for training, and what is wrong with it? `unisono doctor`.
 
-What cannot be read is said; no check can end the others.
+Checks report what they cannot read; a check that fails does not stop the others.
 """

@@ -1,4 +1,4 @@
-"""Are cores, memory and limits as training needs them, and the variables of the environment?"""
+"""Do cores, memory, limits and environment variables suit training?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.runtime.world import world
 from unisono.tools.doctor.torch_checks import torch_and_gpus
 from unisono.tools.verify.findings import OK, UNKNOWN, WARNING, WRONG, Finding
 
-_NO_LIMIT = 1 << 60  # version 1 of control groups writes the largest number of pages for none
+_NO_LIMIT = 1 << 60  # version 1 of control groups writes a huge number for none
 _LITTLE_MEMORY, _LITTLE_SHARED, _FEW_FILES = 2**29, 2**28, 1024
 _LOOK_S = 0.2
 
@@ -41,10 +41,10 @@ def machine_probes(root: Path) -> dict[str, Callable[[], Iterable[Finding]]]:
 
 
 def container_memory_left(root: Path) -> int | None:
-    """Return the bytes that a container, or a batch system's job, leaves; None: no limit is seen.
+    """Return the bytes that a container or batch job has left; None if no limit is found.
 
-    A control group's limit holds for the groups below it too, so the smallest on the way up counts.
-    Source: cgroups(7), the kernel's documents on both versions.
+    A control group's limit also holds for the groups below it, so the smallest on the way up
+    counts. Source: cgroups(7), the kernel's documentation of both versions.
     """
     left = []
     for folder in group_folders("memory", root):
@@ -59,7 +59,7 @@ def container_memory_left(root: Path) -> int | None:
 
 
 def container_cores(root: Path) -> float | None:
-    """Return how many cores' time a container gets, as `docker run --cpus` sets; None: no limit."""
+    """Return the cores' time that a container gets (`docker run --cpus`); None: no limit."""
     cores = []
     for folder in group_folders("cpu", root):
         quota, *period = read_text(folder / "cpu.max").split() or [
@@ -71,7 +71,7 @@ def container_cores(root: Path) -> float | None:
 
 
 def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
-    """Judge how many cores there are, this process may use, and its container gets the time of."""
+    """Judge the cores: how many exist, this process may use, and its container gets time of."""
     verdict, remedy = OK, ""
     said = f"{num_all} core{'s' * (num_all != 1)}"
     if num_usable < num_all:
@@ -88,7 +88,7 @@ def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
 
 
 def judge_memory(found: Any, container_left: int | None) -> Finding:
-    """Judge how much memory there is, as psutil says it, and what a container leaves of it."""
+    """Judge the memory that psutil reports, and what a container leaves of it."""
     room, said = found.available, f"{size(found.total)}, {size(found.available)} of it available"
     if container_left is not None and container_left < room:
         room, said = container_left, f"{said}, {size(container_left)} to this container"
@@ -99,7 +99,7 @@ def judge_memory(found: Any, container_left: int | None) -> Finding:
 
 
 def judge_shared_memory(free: int) -> Finding:
-    """Judge where processes share files in memory, by the bytes that are free."""
+    """Judge the free bytes where processes share files in memory."""
     said = f"/dev/shm has {size(free)} free"
     if free >= _LITTLE_SHARED:
         return Finding("shared-memory", OK, f"{said}.")
@@ -109,7 +109,7 @@ def judge_shared_memory(free: int) -> Finding:
 
 
 def judge_open_files(most: int) -> Finding:
-    """Judge how many files a process may have open; -1: no limit."""
+    """Judge the limit on open files of a process; -1: no limit."""
     if not 0 <= most < _FEW_FILES:
         return Finding("open-files", OK, "A process may have enough files open.")
     said = f"A process may have {most:,} files open; launchers of many workers need more."
@@ -117,7 +117,7 @@ def judge_open_files(most: int) -> Finding:
 
 
 def judge_stacks(trouble: str) -> Finding:
-    """Judge whether `unisono where` can read stacks; `trouble` says why not."""
+    """Judge whether `unisono where` can read stacks; `trouble` is why it cannot."""
     if not trouble:
         return Finding("stacks", OK, "Stacks of workers can be read, for `unisono where`.")
     said = (
@@ -129,7 +129,7 @@ def judge_stacks(trouble: str) -> Finding:
 
 
 def _trouble_with_looking() -> str:
-    """Read the stack of a child; return why that cannot be done, or nothing."""
+    """Return why the stack of a child process cannot be read; empty if it can."""
     sleeping = "import time; time.sleep(30)"
     with subprocess.Popen([sys.executable, "-S", "-c", sleeping]) as child:
         time.sleep(_LOOK_S)
@@ -157,7 +157,7 @@ _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 def judge_settings(
     environ: Mapping[str, str], interfaces: Sequence[str], gpus: Sequence[str]
 ) -> list[Finding]:
-    """Judge the variables of an environment, beside what is there."""
+    """Judge environment variables, given the interfaces and GPUs of this machine."""
     found = [
         Finding("settings", verdict, f"{said}.", remedy)
         for verdict, said, remedy in (
@@ -226,17 +226,17 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def observe(probes: Mapping[str, Callable[[], Iterable[Finding]]]) -> Iterator[Finding]:
-    """Make checks, one after the other; one that fails says so."""
+    """Run checks one after another; a check that fails is reported as unknown."""
     for check, probe in probes.items():
         try:
             yield from list(probe())
-        except Exception as error:  # whatever a strange machine has done to it
+        except Exception as error:  # an unusual machine may cause any error
             why = f"{type(error).__name__}: {error}".rstrip(": ")
             yield Finding(check, UNKNOWN, f"This could not be read ({why}).")
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Sum all up in one sentence."""
+    """Return all findings in one sentence."""
     words = {WRONG: "wrong", WARNING: "to look at", UNKNOWN: "could not be read"}
     parts = []
     for verdict, what in words.items():

@@ -1,7 +1,7 @@
-"""Is this torch one that trains here, and are there GPUs for it?
+"""Can this torch train here, and does it find GPUs?
 
-Torch is asked in a process of its own, ``python -m unisono.tools.doctor.torch_checks``: one that is
-broken may end it, or never come back.
+A separate process, ``python -m unisono.tools.doctor.torch_checks``, loads torch: a broken one may
+end the process, or never return.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TIMEOUT_S = 90.0  # from a cold disk
 
 
 class TorchFailedError(Exception):
-    """Torch could not be loaded."""
+    """torch could not be loaded."""
 
 
 def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> Iterator[Finding]:
-    """Examine torch, and GPUs."""
+    """Yield findings about torch, and about GPUs."""
     facts: dict[str, Any] = {}
     try:
         facts = facts_in_child(environ)
@@ -39,7 +39,7 @@ def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> It
 
 
 def facts_in_child(environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
-    """Have another process load torch, and return what that says of itself."""
+    """Load torch in another process, and return its facts."""
     command = [sys.executable, "-m", "unisono.tools.doctor.torch_checks"]
     try:
         done = subprocess.run(
@@ -55,7 +55,7 @@ def facts_in_child(environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) ->
 
 
 def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Finding:
-    """Judge a torch."""
+    """Judge the version of torch and what it was built for."""
     version, built = facts["version"], facts["built_for"]
     said = f"torch {version}, built for {built}"
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
@@ -69,7 +69,7 @@ def judge_torch(facts: Mapping[str, Any], num_gpus: int) -> Finding:
 
 
 def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator[Finding]:
-    """Judge the GPUs: what the driver knows, and what torch says of them, if anything."""
+    """Judge the GPUs that the driver knows, and what torch reports about them, if anything."""
     if not known:
         said = "No GPU: NVIDIA's driver knows of none here. Workers compute on the CPU."
         yield Finding("gpus", OK, said)
@@ -90,7 +90,7 @@ def judge_gpus(facts: Mapping[str, Any], known: Sequence[DriverGpu]) -> Iterator
 
 
 def facts_of_torch() -> dict[str, Any]:
-    """Load torch, and ask it."""
+    """Load torch and return facts about it."""
     import torch as typed
 
     torch: Any = typed

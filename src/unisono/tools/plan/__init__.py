@@ -1,1 +1,1 @@
-"""How much faster do more workers make a program, and what keeps them from more?"""
+"""How much faster do more workers make a program, and what limits them?"""

@@ -1,19 +1,19 @@
 """What keeps N workers from being N times as fast as one? Steps are timed on each number of them.
 
-A step of N workers ideally takes the N-th part of a step of one. What it takes beyond that is
-taken apart into causes that add up to it.
+Ideally, a step of N workers takes 1/N of the time of a step of one. What it takes beyond that is
+divided into causes that add up to it.
 
-What several hosts like this one would bring is told by one formula, whose inputs are printed::
+A single formula, whose inputs are printed, estimates several hosts like this one::
 
     step = passes · m(H W) / m(W) + update + (k + 1) (H − 1) / H · bytes / link
 
     H hosts of W workers each, S shards; m(n): the most shards that one of n workers has
     passes     of the slowest of W workers on this host                           measured
-    update     the optimizer, sums and meetings of W workers on this host         measured
-    k          how many sub-trees of the sum a host's shards are: 1 as in a ring
-    link       bytes a second, without the 6 % that Ethernet, IP and TCP take
+    update     optimizer, sums and synchronization of W workers on this host      measured
+    k          the number of sub-trees that a host's shards form: 1 as in a ring
+    link       bytes per second, without the 6 % for Ethernet, IP and TCP
 
-Batch, shards and so all bits stay as they are; therefore it ends at S workers.
+Batch and shards, and so all bits, stay the same; therefore S workers are the most.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ _STEPS_AT_LEAST = 4
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """What a step takes on some number of workers, in seconds: means over steps of all turns."""
+    """The time of a step on some workers, in seconds: means over the steps of all turns."""
 
     num_workers: int  # N
-    num_steps: int  # how many were timed
-    own_s: float  # loading and passes, in the mean of the workers
+    num_steps: int  # number of timed steps
+    own_s: float  # loading and passes, averaged over workers
     slowest_s: float  # the same of the slowest worker of each step
     updating_s: float  # the optimizer
-    exchange_s: float  # the rest: adding up, meetings, transfers, what lies between steps
+    exchange_s: float  # the rest: sums, waits, transfers, time between steps
     turns_s: tuple[float, ...]  # a step in each turn
 
     @property
     def step_s(self) -> float:
-        """A step."""
+        """The time of a whole step."""
         return self.slowest_s + self.updating_s + self.exchange_s
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured."""
+    """The measurements of one program."""
 
-    device: str  # what workers compute on
+    device: str  # the device of the workers
     num_shards: int  # S
     batch_size: int  # samples of a step, on any number of workers
-    num_samples: int | None  # of an epoch; None: the data have no end
+    num_samples: int | None  # of an epoch; None: endless data
     gradient_bytes: int  # of all parameters
     steps: tuple[TimedSteps, ...]  # by number of workers, ascending
     state_bytes: int = 0  # of an element-wise optimizer's tensors
@@ -77,7 +77,7 @@ def measure_steps(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> Measured:
-    """Time a program on each number of workers, ascending, as far as there are shards for them."""
+    """Time a program on each number of workers, ascending, as long as there are enough shards."""
     found: dict[int, list[Seconds]] = {}
     facts: dict[str, Any] = {}
     limits = replace(limits, module="unisono.tools.plan.timed_program")
@@ -92,10 +92,10 @@ def measure_steps(
 
 
 def timed_steps(turns: Sequence[Seconds]) -> TimedSteps:
-    """Take steps apart, given what workers told in each turn.
+    """Divide steps into phases, given the times that workers reported in each turn.
 
-    It is of shape (steps, workers, entries): the seconds between a step and the one before, then
-    those of each phase.
+    Times have the shape (steps, workers, entries): the seconds between a step and the one before,
+    then those of each phase.
     """
     times = np.concatenate(turns)
     own_s = times[..., Phase.LOADING : Phase.WAITING].sum(axis=2)
@@ -113,7 +113,7 @@ def timed_steps(turns: Sequence[Seconds]) -> TimedSteps:
 
 
 def _timed(trial: Trial) -> tuple[dict[str, Any], Seconds]:
-    """Read the facts about a program that was run, and what its whole, warm steps took."""
+    """Return facts about a program that was run, and the times of its full, warm steps."""
     told = [_told(trial, trace) for trace in trial.traces]
     warm_rows, facts, first = told[0]
     of_ranks = [{step: times for step, _, times in rows} for *_, rows in told]
@@ -132,7 +132,7 @@ def _timed(trial: Trial) -> tuple[dict[str, Any], Seconds]:
 
 
 def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list[Any]]]:
-    """Read how many steps warmed a worker up, facts, and steps: number, whether full, times."""
+    """Return a worker's warm-up steps, facts, and steps: number, whether full, times."""
     if trial.interrupted_by is not None:
         raise SystemExit(128 + trial.interrupted_by)
     if trial.failure:
@@ -147,9 +147,9 @@ def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list
     )
 
 
-_NO_LIMIT = 0.05  # of a step's time: what costs less limits nothing
-_BUSY = 0.3  # of a step's time, by which turns differ where other programs use the machine
-_WORTH_BYTES = 64 << 20  # of memory, for which an advice is given
+_NO_LIMIT = 0.05  # of a step's time: what costs less is no limit
+_BUSY = 0.3  # of a step's time: turns differ by it on a busy machine
+_WORTH_BYTES = 64 << 20  # of memory, from which on there is advice
 CAUSES = {
     "shards": "they do not divide evenly, so some workers compute more",
     "contention": "workers slow each other: they share cores, memory bandwidth, caches, clock",
@@ -162,20 +162,20 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What so many workers reach."""
+    """The speed of some number of workers."""
 
     num_workers: int  # N
-    step_s: float  # of a step in the mean
-    turns_differ: float  # by which part of it: much, if other programs use the machine
+    step_s: float  # of a step, on average
+    turns_differ: float  # as a fraction; large if other programs use the machine
     samples_per_second: float
-    epoch_s: float | None  # None: the data have no end
+    epoch_s: float | None  # None: endless data
     speed_up: float  # over one worker
-    efficiency: float  # that over the number of workers
+    efficiency: float  # the speed-up over the number of workers
     causes_s: dict[str, float]  # what each cause adds to the ideal time of a step
 
     @property
     def limit(self) -> str:
-        """Say in a sentence what limits it."""
+        """What limits the speed, in a sentence."""
         if self.num_workers == 1:
             return "Limit: not known, as one worker alone was timed."
         if self.turns_differ > _BUSY:
@@ -189,7 +189,7 @@ class Efficiency:
             f"a step on {self.num_workers} workers takes {duration(self.step_s)}, ideally "
             f"{duration(ideal_s)}"
         )
-        # Some causes may be negative: together they add up to what a step takes beyond the ideal.
+        # Some causes may be negative: their sum is what a step takes beyond the ideal.
         cost_s, cause = max((cost_s, cause) for cause, cost_s in self.causes_s.items())
         cost_s = min(cost_s, self.step_s - ideal_s)
         if cost_s <= _NO_LIMIT * self.step_s:
@@ -226,9 +226,9 @@ def _efficiency(measured: Measured, alone: TimedSteps, steps: TimedSteps) -> Eff
 
 
 def pays_from(measured: Measured, steps: TimedSteps) -> int | None:
-    """Return the batch from which on so many workers are faster than one; None: any batch is.
+    """Return the batch size from which these workers are faster than one; None: any size is.
 
-    Passes take longer in proportion to the batch, and what lies between them takes the same time.
+    Passes take time in proportion to the batch; the rest of a step takes the same time.
     """
     alone, number = measured.steps[0], measured.num_shards
     part = most_shards(number, steps.num_workers) / number
@@ -240,7 +240,7 @@ def pays_from(measured: Measured, steps: TimedSteps) -> int | None:
 
 
 def most_shards(num_shards: int, num_workers: int) -> int:
-    """Count the shards of the worker that has the most."""
+    """Return the number of shards of the worker that has the most."""
     return -(-num_shards // num_workers)
 
 
@@ -256,7 +256,7 @@ class OnHosts:
     shards_of_worker: int  # m(H W)
     parts_of_host: int  # k
     bandwidth: float  # of each host's link in each direction, in bytes a second
-    passes_s: float  # this and the next two: what a step is made of
+    passes_s: float  # this and the next two add up to a step
     links_s: float
     update_s: float
     step_s: float
@@ -264,7 +264,7 @@ class OnHosts:
 
 
 def on_hosts(measured: Measured, num_hosts: int, bandwidth: float) -> OnHosts:
-    """Compute a step of several hosts, each with the most workers that were timed and that fit."""
+    """Estimate a step on several hosts, each with the most workers that were timed and fit."""
     shards = measured.num_shards
     fit = [one for one in measured.steps if one.num_workers * num_hosts <= shards]
     if not fit:
@@ -297,16 +297,16 @@ _LEFT_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """All that `unisono plan` tells."""
+    """The answer of `unisono plan`."""
 
     program: str  # the script
     measured: Measured
-    most_asked: int  # on how many workers it was to be measured
-    on_hosts: OnHosts | None  # None: nobody has asked for several hosts
+    most_asked: int  # the most workers that were to be measured
+    on_hosts: OnHosts | None  # None: several hosts were not requested
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The same as plain JSON; times in seconds, sizes in bytes."""
+        """The answer as plain JSON; times in seconds, sizes in bytes."""
         rows = efficiencies(self.measured)
         return {
             "program": self.program,
@@ -318,7 +318,7 @@ class PlanAnswer:
         }
 
     def print(self, console: Console) -> None:
-        """Print it."""
+        """Print the answer."""
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for head in _HEADS:
             table.add_column(head, justify="right", no_wrap=True)

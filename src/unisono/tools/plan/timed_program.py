@@ -1,8 +1,8 @@
 """Times a program's steps, in each worker. ``python -m unisono.tools.plan.timed_program OPTIONS …``
 
-Rank 0 looks at the clock and names the last step two steps ahead, in a file: nobody can begin the
-step after the next before that file is there, so all leave after the same step. Checkpoints and
-event files go into a folder that is thrown away.
+Rank 0 watches the clock and writes the last step's number, two steps ahead, to a file: no worker
+can begin the step after the next before that file exists, so all leave after the same step.
+Checkpoints and event files go to a folder that is deleted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from unisono.training.run import Run
 
 _STEPS_AT_LEAST, _STEPS_AT_MOST = 6, 5000
 _WARM_UP_STEPS, _WARM_UP_S = 10, 1.0
-_OF_OTHERS_AT_MOST = 20  # steps of an optimizer before anything of Unisono is seen
+_OF_OTHERS_AT_MOST = 20  # optimizer steps without any use of Unisono
 
 
 @final
 class StepTimes:
-    """What a worker notes of its steps."""
+    """Records the times of a worker's steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -45,14 +45,14 @@ class StepTimes:
         recorder.at_end.append(self._write)
 
     def install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         wrap(Run, "__init__", self._make_run)
         wrap(Boundary, "__init__", self._begin_loop)
         wrap(Boundary, "count", self._count)
         self._plain = register_optimizer_step_post_hook(self._after_plain_step)
 
     def _after_plain_step(self, *_: Any) -> None:
-        """Leave a program that trains without Unisono."""
+        """Stop a program that trains without Unisono."""
         self._num_plain += 1
         if self._num_plain >= _OF_OTHERS_AT_MOST:
             self._recorder.stop()

@@ -1,7 +1,7 @@
-"""What is drawn of a run: curves over its steps, and bars of where its time goes.
+"""The plots of a run: curves over its steps, and bars that show where its time goes.
 
-Figures are traces and a layout as plotly's JSON describes them. Colours are names of the page's
-style sheet; its script puts them in, and what all plots have in common.
+Figures are traces and a layout in plotly's JSON format. Colours are names in the page's style
+sheet; the page's script inserts them, and the settings that all plots share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Figure:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What plotly draws."""
+        """The specification that plotly draws."""
         return {"data": self.data, "layout": self.layout}
 
 
@@ -42,7 +42,7 @@ def series_colour(number: int) -> str:
 
 
 def small(found: Any) -> Any:
-    """Return the same with six digits of each number, and null for what JSON has no number for."""
+    """Return a value with six digits per number, and null for numbers that JSON lacks."""
     if isinstance(found, float):
         return float(f"{found:.6g}") if math.isfinite(found) else None
     if isinstance(found, dict):
@@ -56,13 +56,13 @@ DIAMONDS: dict[str, Any] = {"num_dots": 60, "marker": {"size": 7, "symbol": "dia
 
 
 def learning(history: History) -> list[Figure]:
-    """Return the curves of what is learnt: each metric, the loss first."""
+    """Return the curves of the metrics, the loss first."""
     names = sorted({*history.means, *history.validation}, key=lambda one: (one != "loss", one))
     return [_metric(history, one, is_wide=one == "loss" or len(names) == 1) for one in names]
 
 
 def others(history: History) -> list[Figure]:
-    """Return the curves of how it was learnt: learning rate, speed, norm of the gradients."""
+    """Return the curves of speed, learning rate and the norm of the gradients."""
     figures = [
         _single("Samples per second", history.samples_per_second, from_zero=True),
         _single("Learning rate", history.learning_rate, from_zero=True),
@@ -100,7 +100,7 @@ def series_trace(
 ) -> dict[str, Any]:
     """Return the trace of a series over steps, with a dot for each value if there are `num_dots`.
 
-    `change` is what is otherwise, in plotly's words.
+    `change` overrides entries of the trace, in plotly's format.
     """
     steps = [one.middle_step for one in series.values]
     return {
@@ -117,7 +117,7 @@ def series_trace(
 
 
 def _note(series: Series) -> str:
-    """Describe what a point of a curve stands for, and what is missing."""
+    """Return what a point of a curve stands for, and what is missing."""
     notes = [f"A point is the mean of {series.width} steps."] if series.width > 1 else []
     if number := sum(one.num_not_finite for one in series.values):
         notes.append(f"Not finite, so not drawn: {plural(number, 'step')}.")

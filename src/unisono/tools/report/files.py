@@ -1,6 +1,6 @@
 """What `unisono report` and `unisono compare` do: read, draw, write.
 
-Only pages are replaced: `-o train.py` by mistake keeps the script.
+Only pages are replaced, so a mistaken `-o train.py` does not overwrite the script.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def write_comparison(
             "use for example `unisono compare runs/one runs/two`."
         )
     names = [Path(directory).resolve().name for directory in directories]
-    if len(set(names)) < len(names):  # last parts do not tell all apart
+    if len(set(names)) < len(names):  # the last parts of the paths are not unique
         names = [str(Path(directory)) for directory in directories]
     runs = [gather(one, name) for one, name in zip(directories, names, strict=True)]
     return write_page(output, comparison(runs))
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> Path:
-    """Write a page, whole or not at all."""
+    """Write a page completely or not at all."""
     target = path_given(path).absolute()
     if target.suffix != ".html":
         raise ValueError(f"`-o` must name a page, but {str(path)!r} does not end in .html.")
@@ -83,7 +83,7 @@ def comparison(runs: Sequence[History]) -> str:
 
 
 def digests_in_words(runs: Sequence[History]) -> str:
-    """Return whether the runs ended with the same bits."""
+    """Return whether the runs ended with the same bits, in words."""
     ends = [run.progress.ended for run in runs]
     digests = [end.digest if isinstance(end, End) else None for end in ends]
     if None in digests:
@@ -105,7 +105,7 @@ def digests_in_words(runs: Sequence[History]) -> str:
 
 
 def different_facts(runs: Sequence[History]) -> list[str]:
-    """Name what fixes the result and is not the same in all runs."""
+    """Return the names of settings that determine the result and differ between runs."""
     facts = [identity(run) for run in runs]
     keys = dict.fromkeys(key for one in facts for key in one)
     return [key for key in keys if len({value(one.get(key)) for one in facts}) > 1]
@@ -171,5 +171,5 @@ def _line(series: Series, runs: Sequence[History], number: int) -> dict[str, Any
 
 
 def _width(number: int, runs: Sequence[History]) -> float:
-    """Make the first run's curve the widest, so that it is seen beneath an equal one."""
+    """Return a curve's width: the first is the widest, so that an equal one does not hide it."""
     return min(1.6 + 1.4 * (len(runs) - 1 - number), 7.2)

@@ -1,12 +1,12 @@
 """What happened in a run, kept small enough to draw, however long it was?
 
-However many values come, at most ``max_stretches`` are kept: when there are as many, each two
-neighbours become one, and each new one takes twice as many values. ::
+At most ``max_stretches`` values are kept, however many are added: at that number, every two
+neighbours become one, and each new one covers twice as many values. ::
 
     1 2 3 4 │ 5      ─►  12 34 5·      ─►  12 34 56 78 │ 9      ─►  1234 5678 9···
 
-What a step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is
-lost) is called *between*.
+The time of a step beyond its phases (callbacks, evaluation, the detection of a lost worker) is
+called *between*.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from unisono.tools.report.run_progress import Mark, RunProgress, said_of
 from unisono.training.events.events import NUMBERS, PHASES, Evaluation, Event, Slowdown, StepDone
 from unisono.training.events.follow import EventReader, events_file
 
-_AT_ONCE = 128  # events that are looked at together
+_AT_ONCE = 128  # events that are processed together
 
 
 @dataclass(slots=True)
 class Values:
-    """The values of some neighbouring steps; those that are not finite are only counted."""
+    """The values of some consecutive steps; those that are not finite are only counted."""
 
     first_step: int
     last_step: int
@@ -42,7 +42,7 @@ class Values:
     num_not_finite: int = 0
 
     def add(self, steps: Sequence[int], values: Sequence[float], weights: Sequence[float]) -> None:
-        """Add the values of some steps that follow."""
+        """Add the values of the steps that follow."""
         self.last_step = steps[-1]
         total = sum(map(operator.mul, values, weights), self.total)
         if not math.isfinite(total):
@@ -55,21 +55,21 @@ class Values:
 
     @property
     def mean(self) -> float | None:
-        """The mean of the finite ones, each with its weight; None if there are none."""
+        """The weighted mean of the finite values; None if there are none."""
         return self.total / self.weight if self.weight > 0 else None
 
     @property
     def middle_step(self) -> float:
-        """Where the stretch is drawn."""
+        """The step at which the stretch is drawn."""
         return (self.first_step + self.last_step) / 2
 
 
 @final
 class Series:
-    """A number a step, kept small."""
+    """One number per step, kept small."""
 
     def __init__(self, max_stretches: int = 300) -> None:
-        self.values: list[Values] = []  # stretches of `width` values each, but for the last one
+        self.values: list[Values] = []  # stretches of `width` values; the last may have fewer
         self.width = 1
         self.last: float | None = None  # value, which may be NaN or infinite
         self.last_step: int | None = None
@@ -78,13 +78,13 @@ class Series:
         self._num_in_last = 1
 
     def add(self, step: int, value: float, weight: float = 1.0) -> None:
-        """Add a step's value; its weight counts in means."""
+        """Add a step's value, with its weight in means."""
         self.add_all([step], [value], [weight])
 
     def add_all(
         self, steps: Sequence[int], values: Sequence[float], weights: Sequence[float] | None = None
     ) -> None:
-        """Add the values of some steps, in their order."""
+        """Add the values of some steps, in order."""
         weights = weights or [1.0] * len(steps)
         begin = 0
         while begin < len(steps):
@@ -116,46 +116,46 @@ class Series:
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of a worker in each phase, and over how many steps."""
+    """Seconds of a worker in each phase, and the number of steps."""
 
     phases_s: list[float]
     num_steps: int
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """The part of them that each phase took; empty if there were none."""
+        """The fraction of time that each phase took; empty if there was none."""
         total_s = sum(self.phases_s)
         return {name: s / total_s for name, s in zip(PHASES, self.phases_s, strict=True) if total_s}
 
     @property
     def working_s(self) -> float | None:
-        """The seconds of all phases but waiting, a step; None if there were none."""
+        """The seconds per step of all phases except waiting; None if there were none."""
         working_s = sum(self.phases_s) - self.phases_s[PHASES.index("waiting")]
         return working_s / self.num_steps if any(self.phases_s) else None
 
 
 @final
 class PhaseTimes:
-    """Where the time goes: over the run in the mean of workers, and in all of it by rank."""
+    """Where the time goes: over the run, averaged over workers, and in total by rank."""
 
     def __init__(self) -> None:
         self.over_steps = {name: Series(200) for name in (*PHASES, "between")}
         self.by_rank: dict[int, Spent] = {}
 
     def add(self, steps: Iterable[StepDone]) -> None:
-        """Add steps; one without any columns is passed over."""
+        """Add steps; those without any columns are skipped."""
         for ranks, group in groupby(steps, key=operator.attrgetter("ranks")):
             self._add_of(ranks, list(group))
 
     def _add_of(self, ranks: tuple[int, ...], steps: list[StepDone]) -> None:
-        import numpy as np  # not above: other commands would wait for it
+        import numpy as np  # imported here, so that other commands start fast
 
         nothing = (None,) * len(ranks)
         columns = [column or nothing for step in steps for column in step.phases]
         times = np.array([*chain.from_iterable(columns)], dtype=float)
         times = times.reshape(len(steps), len(PHASES), len(ranks))
         is_known = ~np.isnan(times)
-        took_part = is_known.any(axis=1)  # one without an entry was lost in it
+        took_part = is_known.any(axis=1)  # a worker without an entry was lost in the step
         times = np.where(is_known, times, 0.0)
         for rank, phases_s, num_steps in zip(
             ranks, times.sum(axis=0).T.tolist(), took_part.sum(axis=0).tolist(), strict=True
@@ -180,31 +180,31 @@ class PhaseTimes:
 class History:
     """What happened in a run, as far as its events have been added."""
 
-    name: str = ""  # what the run is called where there are several
+    name: str = ""  # the run's name among several
     folder: Path | None = None  # of the event file, if it was read from one
     progress: RunProgress = field(default_factory=RunProgress)
     # each metric of training, and of evaluation
     means: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     validation: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
-    # least losses, greatest scores, the last of what is neither, with its step
+    # the least loss, the greatest score, otherwise the last value, with its step
     best: dict[str, tuple[int, float]] = field(default_factory=dict)
     learning_rate: Series = field(default_factory=Series)  # of the first group of parameters
-    # of steps, by their names in the event file
+    # numbers of steps, by their names in the event file
     numbers: defaultdict[str, Series] = field(default_factory=lambda: defaultdict(Series))
     samples_per_second: Series = field(default_factory=Series)
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
-    findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None of too few steps
+    findings: tuple[Slowdown, ...] | None = None  # what slows the latest fit; None: too few steps
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
     num_unreadable: int = 0  # lines that could not be read
 
     @property
     def mean_samples_per_second(self) -> float | None:
-        """Samples over the time of steps."""
+        """Samples per second of the steps' time."""
         kept = self.samples_per_second.values
         return sum(one.total for one in kept) / sum(one.weight for one in kept) if kept else None
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add the events that come next."""
+        """Add the events that follow."""
         for kind, group in groupby(events, type):
             while some := list(islice(group, _AT_ONCE)):
                 new = [event for event in some if self.progress.add(event)]
@@ -258,12 +258,12 @@ _HIGHER = ("accuracy", "f1", "auc", "auroc", "iou", "precision", "recall", "bleu
 
 
 def word_of_best(metric: str) -> str:
-    """Describe what the kept value of a metric is; of most metrics nobody knows what is good."""
+    """Return what the kept value of a metric is; which values are good is mostly unknown."""
     return "Best" if metric.lower().endswith((*_LOWER, *_HIGHER)) else "Last"
 
 
 def is_at_least_as_good(metric: str, value: float, before: float) -> bool:
-    """Return whether a later value of a metric is to be kept in the place of an earlier one."""
+    """Return whether a later value of a metric replaces an earlier one."""
     name = metric.lower()
     if name.endswith(_LOWER):
         return value < before
@@ -275,14 +275,14 @@ def _numbers(steps: Iterable[StepDone]) -> list[int]:
 
 
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:
-    """Read what happened in a run.
+    """Return what happened in a run.
 
-    Raises a ValueError where that cannot be read, a DataFormatError where a newer version wrote it.
+    Raises ValueError if the file cannot be read, DataFormatError if a newer version wrote it.
     """
     path = events_file(directory)
     reader, history = EventReader(path), History(name, path.parent.resolve())
     was_enabled = gc.isenabled()
-    gc.disable()  # events have no circles, and are many
+    gc.disable()  # events are many, without reference cycles
     try:
         history.add(reader.new_events())
     finally:
@@ -292,7 +292,7 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     if history.progress.latest is not None:
         from unisono.training.events.slowness import slowdowns_in  # numpy is loaded with it
 
-        with suppress(OSError):  # it has just been removed
+        with suppress(OSError):  # the file was just removed
             history.findings = slowdowns_in(path, vars(history.progress.latest))
     if history.progress.first is None and not history.progress.num_steps:
         told = ""
@@ -306,10 +306,10 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
 
 
 def identity(history: History) -> dict[str, object]:
-    """Return all that fixes the bits of a run, by name."""
+    """Return everything that determines the bits of a run, by name."""
     start = history.progress.first
     facts = start.identity if start else {}
-    # So it is called in checkpoints.
+    # The name that checkpoints use.
     words = {"as usual": "torch's defaults"}
     return {
         key.replace("_", " "): words.get(value, value) if isinstance(value, str) else value

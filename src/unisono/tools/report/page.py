@@ -1,8 +1,8 @@
-"""The report of one run: one HTML page that holds all it needs and can ask nobody for anything.
+"""The report of one run: one HTML page that contains all it needs and makes no request.
 
-The page's policy lets a browser run its two scripts, known by their hashes, and load nothing: no
-script that got into the text would run, and no request would leave. Whatever a template is given is
-escaped, and characters that would be hidden are written out.
+The page's content security policy lets a browser run its two scripts, identified by their hashes,
+and load nothing: a script in the text would not run, and no request would leave. All values in a
+template are escaped, and hidden characters are written out.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _BEST_AT_MOST = 4  # validated metrics with a tile
 
 @dataclass(frozen=True)
 class State:
-    """How a run stands."""
+    """The state of a run."""
 
     word: str
     css: str  # the class of its colour
-    last_words: str  # why it has ended, or that nothing says so
+    last_words: str  # why it has ended, or that this is unknown
 
 
 def report(history: History) -> str:
-    """Return the page that tells of a run."""
+    """Return the page about a run."""
     progress, start = history.progress, history.progress.first
     has_times = bool(history.phases.by_rank)
     return rendered(
@@ -62,7 +62,7 @@ def report(history: History) -> str:
 
 
 def state(progress: RunProgress) -> State:
-    """Return how a run stands."""
+    """Return the state of a run."""
     match progress.ended:
         case Interrupted() as ended:
             return State("interrupted", "warn", f"Interrupted {ended.in_words}.")
@@ -80,7 +80,7 @@ def state(progress: RunProgress) -> State:
 
 
 def _tiles(history: History) -> Iterator[tuple[str, str, str]]:
-    """Yield the numbers that came out of a run: what, how much, and a word on it."""
+    """Yield the results of a run: a name, a number, and a comment."""
     progress, start = history.progress, history.progress.latest
     goal = f"of {count(start.end_step)}" if start and start.end_step else ""
     if progress.epoch is not None:
@@ -106,7 +106,7 @@ def _tiles(history: History) -> Iterator[tuple[str, str, str]]:
 
 
 def why_not_faster(history: History) -> list[str]:
-    """Say in sentences what costs time."""
+    """Return what costs time, in sentences."""
     if history.findings:
         return [f"{one.line[0].upper()}{one.line[1:]}." for one in history.findings]
     if len(history.phases.by_rank) < 2:
@@ -143,7 +143,7 @@ def _where(start: Start) -> dict[str, object]:
 
 
 def _commands(start: Start, folder: Path | None) -> str:
-    """Return commands for a shell; a run that is finished, or half done, must not be resumed."""
+    """Return commands for a shell, which run it again from the beginning instead of resuming it."""
     change = f"cd {shlex.quote(start.folder)}\n" if start.folder else ""
     if folder is not None:
         before = folder.with_name(f"{folder.name}-before")
@@ -152,14 +152,14 @@ def _commands(start: Start, folder: Path | None) -> str:
 
 
 def command_line(start: Start) -> str:
-    """Return a command that runs it again, as a shell reads it, with as many threads a worker."""
+    """Return a shell command that runs the program again, with as many threads per worker."""
     threads = start.identity.get("threads", 1)
     before = f"UNISONO_THREADS={threads} " if type(threads) is int and threads > 1 else ""
     return before + shlex.join(start.command)
 
 
 def rendered(template: str, **context: Any) -> str:
-    """Return the page that a file beside this one describes."""
+    """Return the page of a template beside this file."""
     try:
         from jinja2 import Environment, FunctionLoader, StrictUndefined
         from markupsafe import Markup

@@ -1,15 +1,14 @@
-"""What has a run come to: who works, how far it is, how it ended, and are its processes there?
+"""The progress of a run: who works, how far it is, how it ended, and do its processes exist?
 
-The one reading of events that a page and the live view share. Where steps come again, each counts
-once. ::
+Both the page and the live view read events here. Repeated steps count once. ::
 
     events       start   step 0 … 9   workers   went_back   step 8   step 9   step 10   end
     num_done     0       10           10        8           9        10       11        11
     ranks        0 1     0 1          0         0           0        0        0         0
     is it new?           yes                                no       no       yes
 
-An event file names processes by number, on a host. A number is believed only on that host, and only
-of a process that is as old as the line that names it: numbers come again.
+An event file identifies processes by ID, on a host. An ID is trusted only on that host, and only
+for a process that is as old as the line with it, because IDs are reused.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from unisono.training.events.events import (
     Workers,
 )
 
-MAX_WORKERS = 256  # whose processes are kept
+MAX_WORKERS = 256  # whose processes are recorded
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Mark:
 
 
 def said_of(event: Event) -> str | None:
-    """Describe what an event tells of that happens once; None of what is usual."""
+    """Return what a notable event reports; None for a usual one."""
     match event:
         case Start(step=step, world_size=world_size) if step > 0:
             workers = f" on {plural(world_size, 'worker')}" if world_size else ""
@@ -73,31 +72,31 @@ def said_of(event: Event) -> str | None:
 @final
 @dataclass
 class RunProgress:
-    """What a run has come to, as far as its events have been added."""
+    """The progress of a run, as far as its events have been added."""
 
-    first: Start | None = None  # it says what the run is
+    first: Start | None = None  # describes the run
     latest: Start | None = None
-    num_starts: int = 0  # how often a fit began
-    ended: End | Failure | None = None  # None while it has not, as far as events say
+    num_starts: int = 0  # number of fits that began
+    ended: End | Failure | None = None  # None: it has not, according to the events
     num_done: int = 0  # steps done
     epoch: int | None = None  # of the last of them, counted from 0
-    last_step: StepDone | None = None  # that step, where the latest fit has done one
+    last_step: StepDone | None = None  # the last step of the latest fit
     num_steps: int = 0  # steps in the events, each counted once
     evaluation: Evaluation | None = None  # the newest
     checkpoint: CheckpointRequest | None = None  # the newest
     num_checkpoints: int = 0
-    ranks: tuple[int, ...] = ()  # who computes
+    ranks: tuple[int, ...] = ()  # the workers that compute
     lost: set[int] = field(default_factory=set)  # in the latest fit, and not replaced
-    named: dict[int, Named] = field(default_factory=dict)  # processes, also of the lost
-    trouble: Mark | None = None  # the newest thing that happened to workers of the latest fit
+    named: dict[int, Named] = field(default_factory=dict)  # processes, also of lost workers
+    trouble: Mark | None = None  # the newest event about workers of the latest fit
     num_lost: int = 0  # workers
-    began_unix_s: float = math.nan  # when the first line was written
-    last_unix_s: float = math.nan  # when the last one was
-    seconds: float = 0.0  # of all fits from line to line, without what was between them
+    began_unix_s: float = math.nan  # time of the first line
+    last_unix_s: float = math.nan  # time of the last line
+    seconds: float = 0.0  # of all fits, without the time between them
     _furthest: int = -1
 
     def add(self, event: Event) -> bool:
-        """Add the next event, and tell whether it says something new: a repeated step does not."""
+        """Add the next event; return whether it is new, unlike a repeated step."""
         if math.isfinite(event.time_unix_s):
             passed_s = event.time_unix_s - self.last_unix_s
             if passed_s > 0 and not isinstance(event, Start):
@@ -124,7 +123,7 @@ class RunProgress:
                 self.num_checkpoints += 1
             case End() | Failure():
                 self.num_done = event.step
-                # Several workers may fail of the same; the first word counts.
+                # Several workers may fail for the same reason; the first message counts.
                 if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
                     self.ended = event
         return True
@@ -140,7 +139,7 @@ class RunProgress:
 
     def _add_step(self, step: StepDone) -> bool:
         if isinstance(self.ended, Failure):
-            self.ended = None  # a replacement may fail, and the others go on
+            self.ended = None  # a replacement may fail while the others continue
         self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step
         self.ranks = step.ranks or self.ranks
         if step.step <= self._furthest:
@@ -153,7 +152,7 @@ class RunProgress:
         self.ranks = event.ranks or self.ranks
         self.lost = (self.lost | set(event.lost)) - set(event.ranks)
         self.num_lost += len(event.lost)
-        # That another has come in its place is less than why it was lost.
+        # Why a worker was lost matters more than that it was replaced.
         if event.lost or self.trouble is None:
             self.trouble = Mark(event.step, event.time_unix_s, event.in_words)
         self._name(event)
@@ -161,7 +160,7 @@ class RunProgress:
     def _name(self, event: Start | Workers) -> None:
         for rank, pid in list(zip(event.ranks, event.pids, strict=False))[:MAX_WORKERS]:
             if pid is None:
-                self.named.pop(rank, None)  # not the process of that rank which was there before
+                self.named.pop(rank, None)  # not the rank's previous process
             else:
                 self.named[rank] = Named(pid, event.time_unix_s)
 
@@ -173,7 +172,7 @@ _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 @dataclass(frozen=True)
 class Named:
-    """A process as an event names it."""
+    """A process as identified by an event."""
 
     pid: int
     at_unix_s: float
@@ -181,9 +180,9 @@ class Named:
 
 @dataclass(frozen=True)
 class Process:
-    """What a process does now."""
+    """The state of a process."""
 
-    state: str  # "running", "stopped", "gone", or "unknown" where nobody can tell from here
+    state: str  # "running", "stopped", "gone", or "unknown"
     memory_bytes: int | None = None  # in memory, with what it shares
 
 
@@ -192,7 +191,7 @@ GONE = Process("gone")
 
 
 def processes_of(named: Mapping[int, Named]) -> dict[int, Process]:
-    """Return what each rank's process does now."""
+    """Return the state of each rank's process."""
     return {rank: _process(name) for rank, name in named.items()}
 
 
@@ -205,7 +204,7 @@ def _process(name: Named) -> Process:
                 return GONE
             memory_bytes = process.memory_info().rss
     except psutil.NoSuchProcess:
-        # Where others' processes are hidden, the first one is, too.
+        # If processes of other users are hidden, so is process 1.
         return GONE if psutil.pid_exists(1) else UNKNOWN
     except psutil.Error:
         return UNKNOWN

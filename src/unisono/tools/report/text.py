@@ -1,4 +1,4 @@
-"""How are other people's words shown? Whatever comes out of a file passes through :func:`plain`."""
+"""How is text from files shown? All of it passes through :func:`plain`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SCRIPTS = (".py", ".ipynb")
 
 
 def program_of(command: Sequence[str]) -> list[str]:
-    """Return the words of a command from that of the program on; those before it start it."""
+    """Return the words of a command from the program on, without those that start it."""
     scripts = (at for at, word in enumerate(command) if word.endswith(_SCRIPTS))
     program, *arguments = command[next(scripts, 0) :] or [""]
     return [os.path.basename(program) or program, *arguments]
 
 
 def plain(text: object, max_chars: int = MAX_TEXT) -> str:
-    """Return text in which nothing is hidden: control and direction characters are written out."""
+    """Return text in which nothing is hidden: control and direction characters are escaped."""
     shown = str(text)
     return shown_lines(shown if len(shown) <= max_chars else shown[: max_chars - 1] + "…")
 
@@ -35,12 +35,12 @@ def name(text: object) -> str:
 
 
 def in_plot(text: object) -> str:
-    """Return a name as plotly's markup that shows it."""
+    """Return a name as plotly markup."""
     return html.escape(name(text), quote=False)
 
 
 def value(found: object) -> str:
-    """Return a JSON value in few words."""
+    """Return a JSON value as a short text."""
     if isinstance(found, str):
         return found
     if found is None or isinstance(found, bool):
@@ -49,7 +49,7 @@ def value(found: object) -> str:
 
 
 def moment(unix_s: float | None) -> str:
-    """Return a point in time, in UTC."""
+    """Return a time as text, in UTC."""
     try:
         at = datetime.fromtimestamp(math.nan if unix_s is None else unix_s, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,18 +1,17 @@
-"""A live view of a run in a terminal: read what is new, look at the processes, draw; then wait.
+"""A live view of a run in a terminal: read new events, check the processes, draw, and wait.
 
-It never writes to the run's folder. Where there is little room, lines are cut at their ends, and
-workers of whom there is nothing to tell are left out::
-
+It never writes to the run's folder. If there is little room, lines are cut at the end, and workers
+without anything notable are left out::
     title · facts
     step 3 of 9  ━━━━━━━━━━━━━  33 %
     numbers · what was kept
     trouble · message
     ! what slows the steps
-    rank  state  time goes to …        one line a worker
+    rank  state  time goes to …        one line per worker
 
-Signals are blocked and waited for, so that none comes while something is drawn: Ctrl-C and SIGTERM
-end the view and give the terminal back as it was, Ctrl-Z for a while, and another size is drawn at
-once.
+Signals are blocked and waited for, so that none arrives while the view is drawn: Ctrl-C and SIGTERM
+end it and restore the terminal, Ctrl-Z restores the terminal for a while, and a new size is drawn
+at once.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from unisono.tools.report.view import USUAL, Condition, RunStatus, View, WorkerL
 from unisono.training.events.follow import FILE_NAME, EventReader, events_file, run_folder
 
 REFRESH_S = 0.5
-RECENT_BYTES = 1 << 16  # some dozens of steps each time: more say nothing more, and cost
+RECENT_BYTES = 1 << 16  # some dozens of steps each time: enough
 _JUDGED_EVERY_S = 2.0
 _WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
 
 @final
 class LiveView:
-    """Looks at one run again and again."""
+    """Follows one run."""
 
     def __init__(self, directory: str | os.PathLike[str], host: str = os.uname().nodename) -> None:
         self._path, self._host = path_given(directory) / FILE_NAME, host
@@ -55,14 +54,14 @@ class LiveView:
         self._begin()
 
     def look(self) -> View:
-        """Return the view of the run now."""
+        """Return the current view of the run."""
         try:
             for event in self._reader.new_events(self._begin_run):
                 self._status.add(event)
         except ValueError:
             if os.path.lexists(self._path):
                 raise
-            self._begin()  # not there yet, or set aside for the next run
+            self._begin()  # does not exist yet, or was renamed for the next run
         start = self._status.progress.latest
         is_here = start is not None and start.host == self._host
         found = processes_of(self._status.progress.named) if is_here else {}
@@ -84,10 +83,9 @@ class LiveView:
 
 
 def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> None:
-    """Show a run until it has ended, or until Ctrl-C; what is no terminal gets one view.
+    """Show a run until it has ended, or until Ctrl-C; without a terminal, show it once.
 
-    Raises a ValueError where there is nothing to see, a DataFormatError where a newer version wrote
-    it.
+    Raises ValueError if there is nothing to show, DataFormatError if a newer version wrote it.
     """
     watch = LiveView(directory)
     if once or not console.file.isatty() or console.is_dumb_terminal:
@@ -116,7 +114,7 @@ def _show_live(watch: LiveView, console: Console) -> View:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if reason != signal.SIGTSTP:
             return view
-        os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was before
+        os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal restored
 
 
 def _until_a_signal(watch: LiveView, live: Live, console: Console) -> tuple[View, int | None]:
@@ -150,7 +148,7 @@ _PHASES = {
 
 
 def draw(view: View, console: Console, height: int | None = None) -> Group:
-    """Draw a view; `height` is that of the terminal, None: nothing is cut."""
+    """Draw a view; `height` is the terminal's, or None to cut nothing."""
     lines = [line for line in _lines(view, console) if line]
     shown, room = view.workers, math.inf if height is None else height - len(lines) - 1
     if len(shown) > room:
@@ -166,13 +164,13 @@ def draw(view: View, console: Console, height: int | None = None) -> Group:
 
 
 def worth_telling(workers: Sequence[WorkerLine], num_workers: int) -> tuple[WorkerLine, ...]:
-    """Choose those of whom there is something to tell, then the first ones; by rank."""
+    """Return the notable workers, then the first ones, up to `num_workers`; sorted by rank."""
     order = sorted(workers, key=lambda w: (w.state in USUAL and not w.is_slow, w.rank))
     return tuple(sorted(order[:num_workers], key=lambda worker: worker.rank))
 
 
 def _lines(view: View, console: Console) -> Iterator[Text | Table]:
-    """Yield what stands above the table, from top to bottom; some are empty."""
+    """Yield the lines above the table, from top to bottom; some are empty."""
     style = _CONDITIONS.get(view.condition, "")
     facts = [Text(fact, style if at == 0 else "") for at, fact in enumerate(view.facts)]
     yield Text(" · ").join([*([Text(view.title, "bold")] if view.title else []), *facts])

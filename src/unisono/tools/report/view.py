@@ -1,7 +1,7 @@
-"""How does a run stand now? Its status, its processes and the clock, put into words. Pure.
+"""What is the state of a run now? Its status, its processes and the clock, in words. Pure.
 
-Speeds and times are those of the last hundred steps; some between them may not have been read.
-Whatever a file says comes out of here as plain text on one line; ``top.py`` finds places for it.
+Speeds and times are those of the last hundred steps, of which some may not have been read. All text
+from files leaves this module as plain text on one line; ``top.py`` arranges it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from unisono.training.events.events import (
 )
 
 RECENT_STEPS = 100
-USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
+USUAL = ("running", "ended", "unknown")  # states of a worker that are not notable
 
 
 @final
 class RunStatus:
-    """How a run stands, as far as its events have been added."""
+    """The status of a run, as far as its events have been added."""
 
     def __init__(self) -> None:
         self.progress = RunProgress()
-        # the newest steps with the workers that there are now
+        # the newest steps, by the current workers
         self.recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
-        # the bytes that tensors of each took last of its device; empty on CPUs
+        # device memory that tensors of each worker last used, in bytes; empty on CPUs
         self.memory: dict[int, int | None] = {}
         self.findings: tuple[Slowdown, ...] = ()  # what slows them, the costliest first
 
@@ -50,17 +50,17 @@ class RunStatus:
         self.progress.add(event)
         if isinstance(event, StepDone):
             if self.recent and event.step <= self.recent[-1].step:
-                self.recent.clear()  # with a step that comes again, what was before is old
+                self.recent.clear()  # a step is repeated: earlier ones are outdated
             self.recent.append(event)
             sizes = zip(event.ranks, event.allocated_bytes, strict=False)
             self.memory |= dict(list(sizes)[:MAX_WORKERS])
         elif isinstance(event, Start | Workers):
-            self.recent.clear()  # others compute now
+            self.recent.clear()  # the workers have changed
             self.memory.clear()
 
     @property
     def steps_per_s(self) -> float | None:
-        """How many steps are done in a second, evaluations between them included."""
+        """Steps per second, including the time of evaluations between them."""
         if not self.recent:
             return None
         first, last = self.recent[0], self.recent[-1]
@@ -71,7 +71,7 @@ class RunStatus:
 
     @property
     def samples_per_s(self) -> float | None:
-        """How many samples all workers compute in a second."""
+        """Samples per second of all workers together."""
         num_samples = sum(step.num_samples or 0 for step in self.recent)
         if not num_samples or (rate := self.steps_per_s) is None:
             return None
@@ -83,17 +83,17 @@ class WorkerLine:
     """One worker."""
 
     rank: int
-    pid: int | None  # None where it is not known
+    pid: int | None  # None: unknown
     state: str  # one word
     memory_bytes: int | None = None  # of its process
-    shares: Mapping[str, float] | None = None  # the part of its time that each phase took
-    work_s: float | None = None  # its time a step, without waiting
+    shares: Mapping[str, float] | None = None  # the fraction of its time that each phase took
+    work_s: float | None = None  # its time per step, without waiting
     is_slow: bool = False  # whether it is slow
-    device_bytes: int | None = None  # what its tensors take of its device; None on CPUs
+    device_bytes: int | None = None  # device memory of its tensors; None on CPUs
 
 
 def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
-    """Yield a line for each who computes, and for each who was lost and not replaced, by rank."""
+    """Yield a line per worker that computes, or was lost and not replaced, by rank."""
     times = PhaseTimes()
     times.add(status.recent)
     spent = times.by_rank
@@ -113,15 +113,15 @@ def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterato
         )
 
 
-STILL_S = 3.0  # no step for so long is worth saying
-STILL_STEPS = 5  # …unless steps take as long
-STAYS_S = 5.0  # a program may call `fit` again; so long it is waited for
+STILL_S = 3.0  # the view reports that no step has ended for so long
+STILL_STEPS = 5  # …unless so many steps take longer
+STAYS_S = 5.0  # wait so long for the program's next `fit`
 MAX_MEANS = 4
 _AGES_S = 1e10
 
 
 class Condition(Enum):
-    """How a run is; the value is the word for it."""
+    """The condition of a run; the value is the word for it."""
 
     AWAITED = "not begun"
     RUNNING = "running"
@@ -137,17 +137,17 @@ class View:
 
     condition: Condition
     title: str  # the command
-    facts: tuple[str, ...] = ()  # what it is
+    facts: tuple[str, ...] = ()  # about the run
     num_done: int = 0
-    end_step: int | None = None  # None where nobody knows
-    position: tuple[str, ...] = ()  # where in the run that is
+    end_step: int | None = None  # None: unknown
+    position: tuple[str, ...] = ()  # position in the run
     numbers: tuple[str, ...] = ()  # of the last step
-    kept: tuple[str, ...] = ()  # the newest evaluation and checkpoint, which may not be written
-    trouble: str = ""  # what has become of workers
+    kept: tuple[str, ...] = ()  # the newest evaluation, and checkpoint request
+    trouble: str = ""  # what happened to workers
     message: str = ""  # the last words, or why nothing moves
-    workers: tuple[WorkerLine, ...] = ()  # those who compute, and those who were lost, by rank
-    slowness: str = ""  # what slows the steps most
-    is_over: bool = False  # whether nothing more will come
+    workers: tuple[WorkerLine, ...] = ()  # computing and lost workers, by rank
+    slowness: str = ""  # the largest slowdown
+    is_over: bool = False  # whether there will be no more events
 
 
 def see(
@@ -175,7 +175,7 @@ def see(
     until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
     return View(
         condition,
-        name(" ".join(program_of(start.command))) or "a run",  # who started it does not matter
+        name(" ".join(program_of(start.command))) or "a run",  # without the command that started it
         facts=tuple(_facts(progress, start, condition, _since(start.time_unix_s, until_s))),
         num_done=progress.num_done,
         end_step=start.end_step,
@@ -205,7 +205,7 @@ def _condition(
 
 
 def _since(unix_s: float, now_unix_s: float) -> float:
-    """Return the seconds since then; 0 for what is to come, or for no time at all."""
+    """Return the seconds since then; 0 for times in the future, or no time at all."""
     passed_s = now_unix_s - unix_s
     return passed_s if passed_s > 0 else 0.0
 
@@ -310,7 +310,7 @@ def _line(text: str) -> str:
 
 
 def _whole(seconds: float) -> str:
-    """Return a time in whole seconds or longer units, so that it does not flicker."""
+    """Return a time in whole seconds or longer units, so that the view does not flicker."""
     return duration(float(round(min(seconds, _AGES_S)))) if seconds >= 1 else "0 s"
 
 

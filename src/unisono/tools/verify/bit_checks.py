@@ -1,11 +1,11 @@
-"""Has a run the bits that another one had, and are ranks replicas of each other? Pure.
+"""Does a run have the bits of another one, and are ranks replicas of each other? Pure.
 
-*On 1, 2, … workers*, where a program trains with Unisono: the first difference is named. Within a
-step the order is that of causes: the samples of a shard, its gradients, then buffers and parameters
+*On 1, 2, … workers*, if a program trains with Unisono: the first difference is named. Within a step
+the order is that of causes: the samples of a shard, its gradients, then buffers and parameters
 after the update.
 
 *After a stop*: the resumed run begins where its first parameters are those of the undisturbed run;
-from there on every step must be the same.
+every step from there on must be the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unisono.tools.verify.trace import ModelState, OptimizerStep, TwoRuns
 
 Digests = Mapping[str, str]
 Bits = dict[tuple[int, str, int], Digests]
-"""What a run computed: digests by step, kind, and shard or rank; its first step is step 0."""
+"""The computations of a run: digests by step (from 0), kind, and shard or rank."""
 
 KINDS = {
     "resume-samples": "Save where the epoch stands, and skip what has been read: the sampler's "
@@ -33,7 +33,7 @@ KINDS = {
 }
 _RESUMED = {
     **{check.removeprefix("resume-"): check for check in KINDS},
-    "inputs": "resume-samples",  # of a model whose samples are not read in shards
+    "inputs": "resume-samples",  # of a model without samples by shard
 }
 _OF_SHARDS = {
     "samples": (
@@ -60,7 +60,7 @@ _WRITTEN = (
 
 
 def bits_of(traces: Sequence[RawTrace]) -> Bits:
-    """Gather what the ranks of a run recorded; shards are computed by one each."""
+    """Return what the ranks of a run recorded; each shard was computed by one of them."""
     found: Bits = {}
     for trace in traces:
         step, rows = 0, ""
@@ -83,7 +83,7 @@ def told_of_loss(traces: Sequence[RawTrace]) -> str:
 
 
 def _differing(ours: Digests, theirs: Digests) -> str:
-    """Name the first of ours that is not the same there; empty if all are."""
+    """Return the first name whose digest differs there; empty if there is none."""
     return next((name for name in ours if theirs.get(name) != ours[name]), "")
 
 
@@ -134,15 +134,15 @@ def _differences(base: Bits, run: Bits, step: int, num_workers: int) -> Iterator
 class Resumption:
     """A run that was stopped and started again."""
 
-    stopped_after: int  # how many steps
-    first: int | None = None  # which step of the undisturbed run it began with; None: not known
-    # what differs first of each kind, in words
+    stopped_after: int  # number of steps
+    first: int | None = None  # the step of the undisturbed run it began with
+    # the first difference of each kind, in words
     differences: Mapping[str, str] = field(default_factory=dict)
-    num_compared: int = 0  # how many steps
+    num_compared: int = 0  # number of steps
 
 
 def compare(undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
-    """Compare two runs."""
+    """Compare a resumed run with the undisturbed one."""
     begun = resumed.get((0, "before", 0))
     if begun is None:
         return Resumption(stopped_after)
@@ -153,7 +153,7 @@ def compare(undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
     ]
     told = "it begins with parameters that the undisturbed run never had"
     unknown_first = Resumption(stopped_after, None, {"resume-parameters": told})
-    # Several steps may begin with the same parameters, as where a learning rate is 0.
+    # Several steps may begin with the same parameters, for example if a learning rate is 0.
     return min(possible, key=lambda one: len(one.differences), default=unknown_first)
 
 
@@ -171,7 +171,7 @@ def _compare_from(first: int, undisturbed: Bits, resumed: Bits, stopped_after: i
 
 
 def check_resumptions(resumptions: Sequence[Resumption]) -> list[Finding]:
-    """Judge all stops."""
+    """Return findings on all stops."""
     if not any(r.first or r.differences for r in resumptions):
         why = "After each stop the program began again from its first step: nothing was resumed."
         remedy = "Verify a program that saves checkpoints and resumes; `--steps` runs it longer."
@@ -199,7 +199,7 @@ _RELATIVE, _RELATIVE_IN_TIME = 1e-6, 1e-3
 
 
 def check_states(seen: TwoRuns) -> list[Finding]:
-    """Judge parameters, buffers, learning rates and generators."""
+    """Return findings on parameters, buffers, learning rates and generators."""
     return [
         *_learning_rates(seen),
         _replicas(seen, "parameters"),
@@ -209,13 +209,13 @@ def check_states(seen: TwoRuns) -> list[Finding]:
 
 
 def _states(seen: TwoRuns) -> list[tuple[OptimizerStep, list[ModelState]]]:
-    """Return the steps before which the state of all ranks is known."""
+    """Return the steps before which the states of all ranks are known."""
     states = [(step[0], [r.state for r in step if r.state is not None]) for step in seen.steps()]
     return [(step, of_ranks) for step, of_ranks in states if len(of_ranks) == seen.world_size]
 
 
 def _replicas(seen: TwoRuns, kind: str) -> Finding:
-    """Do all ranks have the same parameters, or buffers, when a step begins?"""
+    """Check that all ranks have the same parameters, or buffers, when a step begins."""
     check, states = f"{kind}-differ", _states(seen)
     if not states:
         return unknown(check, "No forward pass of a whole model was seen on all ranks.")
@@ -229,7 +229,7 @@ def _replicas(seen: TwoRuns, kind: str) -> Finding:
 
 
 def _against_one(seen: TwoRuns, check: str, same: str) -> Finding:
-    """Compare where one rank has come with where all have."""
+    """Compare the final parameters of one rank with those of all ranks."""
     pairs = [(s[0], seen.step_of_one(s[0])) for s in seen.steps() if s[0].optimizer == 0]
     known = [(a.parameters, b.parameters) for a, b in pairs if b and a.parameters and b.parameters]
     if not known:
@@ -248,7 +248,7 @@ def _against_one(seen: TwoRuns, check: str, same: str) -> Finding:
 
 
 def _learning_rates(seen: TwoRuns) -> list[Finding]:
-    """Judge a factor on all of them, and a schedule that runs faster than that of one rank."""
+    """Find a factor on all learning rates, or a schedule that runs faster than one rank's."""
     scaled, fast = "learning-rate-scaled", "schedule-too-fast"
     alike = [(step[0], seen.step_of_one(step[0])) for step in seen.steps()]
     num_groups = len(alike[0][0].lr) if alike else 0
@@ -283,7 +283,7 @@ def _learning_rates(seen: TwoRuns) -> list[Finding]:
 
 
 def _too_fast(check: str, mine: Array, ones: Array) -> Finding:
-    """Return how many steps of one rank the schedule takes in each step here."""
+    """Return how many of one rank's steps the schedule takes in each step."""
     at = int(np.argmin(np.isclose(mine, ones, rtol=_RELATIVE, atol=0).all(axis=1)))
     told = (
         f"In step {at} the learning rate is {mine[at, 0]:.6g}, that of one rank {ones[at, 0]:.6g}"
@@ -294,9 +294,9 @@ def _too_fast(check: str, mine: Array, ones: Array) -> Finding:
 
 
 def _speed(mine: Array, ones: Array) -> float | None:
-    """Find k so that step t here has the learning rates of step k·t there.
+    """Return k such that step t here has the learning rates of step k·t there, or None.
 
-    A whole k is found for any schedule, any other one where rates change from step to step.
+    An integer k is found for any schedule, others only if rates change from step to step.
     """
     steps, spreads = np.arange(len(ones)), np.ptp(ones, axis=0)
     best, least = None, _BETWEEN

@@ -1,11 +1,11 @@
 """What is kept of tensors, samples and generators: digests, and sketches of gradients.
 
-A sketch is 64 numbers from which linear relations can be read: element ``i`` counts, with a fixed
-random sign, towards number ``i mod 64``. So the sketch of a sum is the sum of the sketches, and
-that of a difference is about as long as the difference. Vectors of up to 64 elements are their own.
+A sketch is 64 numbers that preserve linear relations: element ``i`` counts, with a fixed random
+sign, towards number ``i mod 64``. So the sketch of a sum is the sum of the sketches, and that of a
+difference is about as long as the difference. A vector of up to 64 elements is its own sketch.
 
-A sample is known by what it contains. A dataset may draw random numbers: to compare, each sample is
-read with the generators set to the same state.
+A sample is identified by its contents. A dataset may draw random numbers, so each sample is read
+for comparison with the generators in the same state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _signs(num_rows: int) -> torch.Tensor:
 
 @torch.no_grad()
 def sketch_of(tensor: torch.Tensor) -> list[float]:
-    """Return up to 64 numbers, in float64, whatever the tensor's dtype."""
+    """Return up to 64 numbers, computed in float64 for any dtype."""
     flat = plain(tensor).to(torch.float64).reshape(-1)
     if flat.numel() > WIDTH:
         num_rows = -(-flat.numel() // WIDTH)
@@ -51,7 +51,7 @@ def sketch_of(tensor: torch.Tensor) -> list[float]:
 
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> str:
-    """Hash bytes, in several parts."""
+    """Return a hash of bytes in several parts."""
     total = hashlib.blake2b(digest_size=8)
     for part in parts:
         total.update(part)
@@ -59,17 +59,17 @@ def digest_of(parts: Iterable[bytes | memoryview]) -> str:
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> str:
-    """Hash the bytes of a tensor."""
+    """Return a hash of a tensor's bytes."""
     return digest_of([in_rows(plain(tensor))])
 
 
 def digests_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """Hash tensors by name."""
+    """Return hashes of tensors, by name."""
     return {name: digest_of_tensor(tensor) for name, tensor in named}
 
 
 def bits_to_resume(states: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Hash what a resumed run must have again beside parameters: by kind, then by name."""
+    """Return hashes of what a resumed run must restore besides parameters: by kind and name."""
     optimizer = {
         f"{key} of {name}": digest_of_tensor(value) if torch.is_tensor(value) else repr(value)
         for name, state in states.items()
@@ -110,12 +110,12 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def rows_of_tensors(value: Any) -> set[str]:
-    """Hash the rows of each tensor by itself."""
+    """Return hashes of the rows of each tensor separately."""
     return {row for tensor in tensors_of(value) for row in row_hashes(tensor)}
 
 
 def row_hashes(value: Any) -> list[str]:
-    """Hash each sample of a batch: the rows of all its tensors that are as long as the first."""
+    """Return hashes of a batch's samples: the rows of all tensors that are as long as the first."""
     tensors = [plain(tensor) for tensor in tensors_of(value) if tensor.dim()]
     tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
     if not tensors:
@@ -124,7 +124,7 @@ def row_hashes(value: Any) -> list[str]:
 
 
 def hash_of_sample(sample: Any) -> str:
-    """Hash one sample: its tensors, arrays, numbers and texts."""
+    """Return a hash of one sample: its tensors, arrays, numbers and texts."""
     return digest_of(map(_bytes_of, _leaves(sample)))
 
 
@@ -140,7 +140,7 @@ def _bytes_of(leaf: Any) -> bytes | memoryview:
 
 
 def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
-    """Look through ``Subset``: give the dataset behind it, and the index there of an index here."""
+    """Return the dataset behind any ``Subset``, and a function from indices here to those there."""
     if not isinstance(dataset, Subset):
         return dataset, lambda index: index
     base, inner = base_of(dataset.dataset)
@@ -149,10 +149,10 @@ def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
 
 
 def contents_of(dataset: Any) -> dict[int, str]:
-    """Hash the samples of a dataset by index; those that can be read within two seconds."""
+    """Return hashes of a dataset's samples by index, of those read within two seconds."""
     found: dict[int, str] = {}
     deadline_s = time.monotonic() + _SECONDS_AT_MOST
-    # A dataset may do anything; whatever it raises here is not the program's failure.
+    # A dataset may do anything; an exception here is not the program's failure.
     with contextlib.suppress(Exception), generators_put_back():
         for index in range(min(len(dataset), _SAMPLES_AT_MOST)):
             seed_generators(0)
@@ -171,23 +171,23 @@ _AT_MOST = 0.1
 class Relation:
     """``x ≈ factor · y``."""
 
-    factor: float  # the best one
-    rest: float  # what it leaves, in lengths of `x`
-    cosine: float  # of the angle between both
+    factor: float  # that fits best
+    rest: float  # the length of the remainder, relative to `x`
+    cosine: float  # of the angle between `x` and `y`
 
 
 def tolerance(dtype: str, size: int, step: int) -> float:
-    """Return how far two gradients of `size` elements may be apart by rounding, in their lengths.
+    """Return the relative distance of two gradients of `size` elements that rounding may cause.
 
     Sums in another order differ by about ``eps · √size``; the constants leave room for several
-    layers. What rounding has done to the parameters adds up from step to step.
+    layers. The effect of rounding on parameters accumulates from step to step.
     """
     eps = _EPS.get(dtype, _EPS["bfloat16"])
     return float(min(_AT_MOST, eps * (256 + 16 * size**0.5) * (1 + 4 * step)))
 
 
 def relation(x: Array, y: Array) -> Relation:
-    """Compare two vectors."""
+    """Return the relation of two vectors."""
     length_x, length_y = float(np.linalg.norm(x)), float(np.linalg.norm(y))
     if length_x == 0 or length_y == 0:
         return Relation(1.0 if length_x == length_y else 0.0, float(length_x != length_y), 0.0)
@@ -197,7 +197,7 @@ def relation(x: Array, y: Array) -> Relation:
 
 
 def weights(x: Array, columns: Sequence[Array]) -> tuple[Array, float]:
-    """Write a vector as a weighted sum of others: weights, and what is left in lengths of `x`."""
+    """Express a vector as a weighted sum of others: return weights, and the relative remainder."""
     matrix = np.stack(columns, axis=1)
     found = np.linalg.lstsq(matrix, x, rcond=1e-9)[0].astype(np.float64)
     length = float(np.linalg.norm(x))
@@ -205,10 +205,10 @@ def weights(x: Array, columns: Sequence[Array]) -> tuple[Array, float]:
 
 
 def joined(vectors: Iterable[Vector]) -> Array:
-    """Put the sketches of all parameters one behind the other."""
+    """Return the sketches of all parameters as one vector."""
     return np.array([number for vector in vectors for number in vector], dtype=np.float64)
 
 
 def distance(x: Array, y: Array) -> float:
-    """Return how far two vectors are apart."""
+    """Return the distance between two vectors."""
     return float(np.linalg.norm(x - y))

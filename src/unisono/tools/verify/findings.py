@@ -1,4 +1,4 @@
-"""What was found, cause first: the exit status, the JSON, and a line for each check: ✓ ! ✗ ?."""
+"""Findings, cause first: the exit status, the JSON, and a line for each check: ✓ ! ✗ ?."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Finding:
     """The answer to one question."""
 
     check: str  # the name of the question, such as `memory`
-    verdict: str  # one of `VERDICTS`; a warning: it works, but not as it could
-    evidence: str  # what was seen, in a sentence
+    verdict: str  # one of `VERDICTS`; a warning: it works, but not well
+    evidence: str  # the observation, in a sentence
     remedy: str = ""  # what to do; empty if nothing is
 
 
 def print_findings(console: Console, findings: Iterable[Finding]) -> None:
-    """Print a line for each: a mark, the check, what was seen, what to do."""
+    """Print a line for each finding: a mark, the check, the evidence, what to do."""
     marks, arrow = (_MARKS, "→") if can_show("✓✗→", console.encoding) else (_PLAIN, "->")
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
@@ -45,7 +45,7 @@ def print_findings(console: Console, findings: Iterable[Finding]) -> None:
 
 EQUAL, DIFFERENT, NOT_VERIFIED = 0, 1, 2
 
-# What to do about each mistake. Of all these, what makes others follow comes before them.
+# What to do about each mistake. A mistake that causes others comes before them.
 GRADIENT_CHECKS = {
     "clip-before-average": "Average first, then clip: call `clip_grad_norm_` after the gradients "
     "have been averaged, so that all ranks clip by the same norm.",
@@ -96,7 +96,7 @@ _WORST_FIRST = (WRONG, UNKNOWN, OK)
 class Verdict:
     """The answer to all questions about a program."""
 
-    world_sizes: tuple[int, ...]  # on how many ranks the program ran
+    world_sizes: tuple[int, ...]  # the numbers of ranks on which the program ran
     findings: Sequence[Finding] = ()  # cause first
     trouble: str = ""  # why a run did not end well; empty if all did
     interrupted_by: int | None = None  # the signal that the user ended it with
@@ -108,29 +108,29 @@ class Verdict:
         verdicts = {finding.verdict for finding in self.findings}
         if WRONG in verdicts:
             return DIFFERENT
-        # Equal as far as it ran is not equal.
+        # Equal only as far as it ran does not count.
         return EQUAL if verdicts == {OK} and not self.trouble else NOT_VERIFIED
 
 
 def ok(check: str, evidence: str) -> Finding:
-    """Say that all is well."""
+    """Return that no mistake was found."""
     return Finding(check, OK, evidence)
 
 
 def wrong(check: str, evidence: str, remedy: str = "") -> Finding:
-    """Return what is wrong, with the check's remedy or another one."""
+    """Return a mistake, with the check's remedy or another one."""
     return Finding(check, WRONG, evidence, remedy or CHECKS[check])
 
 
 def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
-    """Return why something could not be verified."""
+    """Return why a check could not be made."""
     return Finding(check, UNKNOWN, evidence, remedy)
 
 
 def around_mistake(
     mistake: Finding, checks: Sequence[str], *, were_well: bool = False
 ) -> list[Finding]:
-    """Put a mistake among checks; those after it are unknown, unless they are known to be well."""
+    """Return findings on all checks around one mistake; later ones are unknown or were well."""
     at = checks.index(mistake.check)
     hidden = f"Hidden behind `{mistake.check}`."
     before = [ok(check, "No sign of it.") for check in checks[:at]]
@@ -144,7 +144,7 @@ def around_mistake(
 def in_order(
     findings: Iterable[Finding], checks: Sequence[str] = CAUSES_FIRST
 ) -> tuple[Finding, ...]:
-    """Put the cause first, what follows from it next, and mark that."""
+    """Return the cause first, then what follows from it, marked as such."""
     first, *others = sorted(
         findings, key=lambda one: (_WORST_FIRST.index(one.verdict), checks.index(one.check))
     )
@@ -156,7 +156,7 @@ def in_order(
 
 
 def summary(program: str, verdict: Verdict) -> str:
-    """Sum the findings up in one sentence."""
+    """Return all findings in one sentence."""
     findings = verdict.findings
     *most, last = map(str, verdict.world_sizes)
     sizes = f"{', '.join(most)} and {last}" if most else last

@@ -1,6 +1,6 @@
-"""Is the gradient of N ranks that of one? Verdicts on averaging, weighing and clipping. Pure.
+"""Is the gradient of N ranks that of one? Verdicts on averaging, weighting and clipping. Pure.
 
-Each step is judged alone, the first wrong one counts::
+Each step is judged separately; the first wrong one counts::
 
     clipped before it was averaged?   → clip-before-average
     not the same on all ranks?        → accumulation-not-synced, gradients-not-averaged,
@@ -44,12 +44,12 @@ _STARTS_APART_AT_MOST = 1e-4
 _OTHER_SAMPLES = "one rank did not compute the same samples, as far as that can be seen"
 
 Step = Sequence[OptimizerStep]
-"""One step, as each rank took it."""
+"""One step, as taken by each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """What one step shows; empty where nothing can be said."""
+    """The verdict on one step; fields are empty if nothing is known."""
 
     check: str = ""  # the mistake
     evidence: str = ""
@@ -59,13 +59,13 @@ class JudgedStep:
 
 
 def _local(gradient: Gradient) -> Array:
-    """Add up what the passes of a rank gave to one parameter."""
+    """Return the sum of one parameter's gradients over a rank's passes."""
     total: Array = np.array(gradient.passes or [[0.0] * len(gradient.final)]).sum(axis=0)
     return total
 
 
 def _passes(step: OptimizerStep, names: Sequence[str]) -> list[Array]:
-    """Return each pass's gradient of all parameters; those without one in a pass count as zero."""
+    """Return each pass's gradient of all parameters; zeros for those without one in a pass."""
     of_all = [step.gradients[name] for name in names]
     most = max((gradient.passes for gradient in of_all), key=len, default=())
     rows = [
@@ -107,7 +107,7 @@ def _unknown(step: Step, why: str) -> JudgedStep:
 
 
 def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> bool:
-    """Return whether one rank has the parameters that the ranks have, but for rounding."""
+    """Return whether one rank has the ranks' parameters, except for rounding."""
     if mine.state is None or one.state is None or mine.state.parameters == one.state.parameters:
         return mine.state is not None or mine.number == 0
     runs = (seen.ranks[0], mine), (seen.one, one)
@@ -125,7 +125,7 @@ def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> boo
 
 
 def _are_the_same(of_ranks: Sequence[tuple[str, ...]], of_one: tuple[str, ...]) -> bool:
-    """Return whether one rank computed what the ranks did, where all may have computed the same."""
+    """Return whether one rank computed what the ranks did, who may all have computed the same."""
     ones = Counter(of_one)
     alone = [Counter(names) for names in of_ranks]
     together = Counter(name for names in of_ranks for name in names)
@@ -134,7 +134,7 @@ def _are_the_same(of_ranks: Sequence[tuple[str, ...]], of_one: tuple[str, ...]) 
 
 
 def _factor(step: Step, found: Relation, tolerated: float) -> JudgedStep:
-    """Judge a gradient that is one rank's, but for a factor."""
+    """Judge a gradient that is a multiple of one rank's."""
     num_ranks, near = len(step), max(2 * tolerated, 1e-3)
     told = (
         f"Step {step[0].number}: the gradient of {num_ranks} ranks is {found.factor:.6g} times "
@@ -152,7 +152,7 @@ def _factor(step: Step, found: Relation, tolerated: float) -> JudgedStep:
 def _weights(
     step: Step, names: Sequence[str], mine: Array, ones: Array, tolerated: float
 ) -> JudgedStep | None:
-    """Compare how one rank and all ranks weigh the same passes; None where it does not fit."""
+    """Compare the weights of passes on one rank and on all; None if they explain nothing."""
     columns = [column for rank in step for column in _passes(rank, names)]
     if not columns or len(columns) >= len(mine):
         return None
@@ -174,9 +174,9 @@ def _weights(
 
 
 def _roughly(step: Step, one: OptimizerStep, found: Relation, why: str = "") -> JudgedStep:
-    """Judge where more than rounding must differ: a factor of N is seen nevertheless.
+    """Judge a step in which more than rounding must differ: a factor of N is found nevertheless.
 
-    `why` is empty where nothing but batch norm can make one rank's gradient differ.
+    `why` is empty if only batch norm can make one rank's gradient differ.
     """
     num_ranks, state = len(step), step[0].state
     if state is not None and state.has_batch_norm:
@@ -203,7 +203,7 @@ _AVERAGES_PARAMETERS = JudgedStep(
 
 
 def check_gradients(seen: TwoRuns) -> list[Finding]:
-    """Judge all steps whose gradients were kept."""
+    """Return findings on all steps whose gradients were kept."""
     judged: list[JudgedStep] = []
     steps = seen.steps()
     for step, later in zip_longest(steps, steps[1:]):
@@ -303,11 +303,11 @@ def _judge_apart(
 
 
 def _is_partly_averaged(rank: OptimizerStep, names: Sequence[str]) -> bool:
-    """Return whether a rank's gradient is other than the sum of its own passes."""
+    """Return whether a rank's gradient differs from the sum of its passes."""
     own = np.concatenate([_local(rank.gradients[name]) for name in names])
     return relation(_averaged(rank, names), own).rest > 1e-3
 
 
 def _averaged(rank: OptimizerStep, names: Sequence[str]) -> Array:
-    """Return what a rank had of the gradients of all parameters before it was clipped."""
+    """Return a rank's gradients of all parameters before they were clipped."""
     return joined(rank.gradients[name].averaged for name in names)

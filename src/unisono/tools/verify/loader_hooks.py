@@ -1,7 +1,7 @@
 """Watches torch's DataLoader: which samples does each rank read, and in which batches?
 
-Each iteration is cut to its first batches and its last one. Where another run's samples are fed,
-the indices come from there. What the samplers draw from generators stays the same.
+Each iteration is cut to its first batches and its last one. If it gets another run's samples, the
+indices come from there. What the samplers draw from generators stays the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoaderHooks:
         self._feed: dict[str, Any] = json.loads(Path(feed).read_text()) if feed else {}
 
     def install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         wrap(DataLoader, "__init__", self._make_loader)
         kind = dataloader_module._BaseDataLoaderIter
         wrap(kind, "__init__", self._begin)
@@ -91,7 +91,7 @@ class LoaderHooks:
     def _begin(
         self, before: Callable[..., None], iterator: Any, loader: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Begin an iteration, of a new iterator or of one that stays."""
+        """Begin an iteration, of a new iterator or a persistent one."""
         iterator._verified = getattr(loader, "_verified", None)
         before(iterator, loader, *args, **kwargs)
         if iterator._verified is not None and not self._recorder.is_exact:
@@ -113,7 +113,7 @@ class LoaderHooks:
         return batch
 
     def _indices(self, iterator: Any, loader: Any, natural: Iterator[Any]) -> Iterator[Any]:
-        """Draw a whole epoch's indices at the first request, and give out some of them."""
+        """Draw a whole epoch's indices at the first request, and yield some of them."""
         number, epochs = iterator._verified
         iterator._epoch = epoch = next(epochs)
         at_most = self._recorder.options.batches
@@ -144,7 +144,7 @@ class LoaderHooks:
         yield from kept
 
     def _fed(self, number: int, epoch: int, loader: Any) -> list[Any] | None:
-        """Translate what another run read here into this loader's indices, if that can be done."""
+        """Return this loader's indices of what another run read here, or None if impossible."""
         fed = self._feed.get("epochs", {}).get(f"{number}/{epoch}")
         if fed is None:
             return None

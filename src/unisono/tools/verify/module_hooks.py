@@ -1,4 +1,4 @@
-"""Watches modules: what do forward passes get, and in which state? Dropout drops nothing."""
+"""Watches modules: inputs and state of forward passes. Dropout drops nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.tools.verify.digests import (
 )
 from unisono.tools.verify.recorder import BatchPlace, Recorder, wrap
 
-# What wrappers of torch, Lightning and torch.compile put before a name.
+# Prefixes of names from wrappers of torch, Lightning and torch.compile.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")
 _DROPOUTS = "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d"
 
@@ -34,7 +34,7 @@ class ModuleHooks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.names: dict[torch.Tensor, str] = {}  # of parameters
-        self.forwards = 0  # how many outermost forward passes there were
+        self.forwards = 0  # number of outermost forward passes
         self._last_step = -1
         self._depth = 0
         self._root: nn.Module | None = None
@@ -42,7 +42,7 @@ class ModuleHooks:
         self._wants_state = False
 
     def install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         wrap(nn.Module, "__call__", self._call)
         if not self._recorder.options.replays:
             for name in _DROPOUTS.split():
@@ -95,7 +95,7 @@ class ModuleHooks:
         self._rng_before = _rng_digest()
 
     def _batch_of(self, inputs: Any) -> BatchPlace | None:
-        """Find the batch that inputs are from; else it is the newest one, if any."""
+        """Return the batch that inputs are from; otherwise the newest one, if any."""
         rows, given = rows_of_tensors(inputs), reversed(self._recorder.given)
         found = [(len(rows & those), at) for at, those in given]
         num_shared, at = max(found, key=lambda one: one[0], default=(0, None))
@@ -122,7 +122,7 @@ class ModuleHooks:
 
 
 def name_without_wrappers(name: str) -> str:
-    """Take off what DDP, Fabric and torch.compile put before the names of a model."""
+    """Return a name without the prefixes of DDP, Fabric and torch.compile."""
     while (bare := _WRAPPERS.sub("", name)) != name:
         name = bare
     return name
@@ -154,7 +154,7 @@ def _attend(recorder: Recorder, before: Callable[..., Any], *args: Any, **kwargs
 
 
 def _keep(recorder: Recorder, drop: Callable[..., Any], input: Any, *args: Any, **kw: Any) -> Any:
-    """Draw what a dropout draws, and return its input."""
+    """Draw the random numbers of a dropout, and return its input."""
     if recorder.is_exact:
         return drop(input, *args, **kw)
     drop(input.detach().clone(), *args, **kw)

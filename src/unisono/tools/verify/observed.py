@@ -1,7 +1,7 @@
-"""What runs in each process: the program, watched.
+"""The program in each process, watched.
 
-It finds what ``torchrun`` would give it: variables, torch's generator as in any new process, and
-Python's and numpy's in a state of its own on each rank. Its output goes to a file.
+It gets what ``torchrun`` would give it: variables, torch's generator as in any new process, and
+Python's and numpy's in a different state on each rank. Its output goes to a file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(install: Callable[[Recorder], None]) -> None:
 
 
 def install_hooks(recorder: Recorder) -> None:
-    """Put all hooks in place that compare ranks."""
+    """Install all hooks that compare ranks."""
     modules = ModuleHooks(recorder)
     for hooks in (
         modules,
@@ -66,7 +66,7 @@ def install_hooks(recorder: Recorder) -> None:
 
 
 def _redirect(recorder: Recorder) -> None:
-    """Send what the program prints to a file, and let it read nothing."""
+    """Redirect the program's output to a file, and its input from nothing."""
     path = os.path.join(recorder.options.folder, f"rank{recorder.rank}.log")
     with open(path, "ab") as output, open(os.devnull, "rb") as nothing:
         for fd, file in enumerate((nothing, output, output)):

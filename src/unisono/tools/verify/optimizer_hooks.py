@@ -1,10 +1,10 @@
-"""Watches optimizers: what do gradients look like after each backward pass, and at each step?
+"""Watches optimizers: gradients after each backward pass, and at each step.
 
-A hook of a parameter sees the gradient of one backward pass before it is added to ``.grad``, so
-before anybody averages it. A hook of all optimizers sees what is left at ``step()``.
+A parameter's hook sees the gradient of one backward pass before it is added to ``.grad``, and thus
+before it is averaged. A hook of all optimizers sees the final gradient at ``step()``.
 
-Other hooks watch torch.distributed, and a program that trains with Unisono: there every number must
-be the same, bit for bit, whoever computes it, so digests of each shard are enough.
+Other hooks watch torch.distributed, and programs that train with Unisono: there every number must
+be the same, bit for bit, on any worker, so digests of each shard are enough.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class OptimizerHooks:
 
     def __init__(self, recorder: Recorder, modules: ModuleHooks) -> None:
         self._recorder, self._modules = recorder, modules
-        self._counts: dict[Optimizer, int] = {}  # of steps, in the order of the first ones
-        self._begun: dict[Optimizer, dict[str, Any]] = {}  # what is known of a step before it
+        self._counts: dict[Optimizer, int] = {}  # of steps, in the order of first steps
+        self._begun: dict[Optimizer, dict[str, Any]] = {}  # facts known before a step
         self._passes: dict[torch.Tensor, list[list[float]]] = {}  # by parameter, like the next
         self._pass_of: dict[torch.Tensor, int] = {}
         self._clipped: dict[torch.Tensor, list[float]] = {}
@@ -59,7 +59,7 @@ class OptimizerHooks:
         self._bits_before: dict[str, str] = {}
 
     def install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         recorder = self._recorder
         recorder.handles.append(register_optimizer_step_pre_hook(self._before))
         recorder.handles.append(register_optimizer_step_post_hook(self._after))
@@ -88,7 +88,7 @@ class OptimizerHooks:
                     self._watched.add(parameter)
 
     def _see(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """See the gradient of one backward pass."""
+        """Record the gradient of one backward pass."""
         if self._backward_after != self._modules.forwards:
             self._recorder.write("backward", since=self._backward_after, to=self._modules.forwards)
             self._backward_after = self._modules.forwards
@@ -171,12 +171,12 @@ class OptimizerHooks:
         self._ticks += 1
 
 
-# Those that put together what ranks have; a broadcast or a barrier does not.
+# Collectives that combine what ranks have; a broadcast or a barrier does not.
 _JOINING = (
     "all_reduce reduce all_gather all_gather_into_tensor all_gather_single all_gather_object "
     "gather gather_object all_to_all all_to_all_single"
 )
-# The first argument of those whose numbers are kept.
+# The first argument of those whose numbers are recorded.
 _KEPT = {
     "all_reduce": "tensor",
     "reduce": "tensor",
@@ -195,7 +195,7 @@ class CollectiveHooks:
         self._depth = 0
 
     def install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         for name in _JOINING.split():
             if hasattr(distributed_c10d, name):
                 wrap(distributed_c10d, name, functools.partial(self._watch, name), dist)
@@ -205,7 +205,7 @@ class CollectiveHooks:
     def _watch(self, name: str, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._depth or self._recorder.is_exact:
             return before(*args, **kwargs)
-        value = None  # numbers of others are not known, or not at once
+        value = None  # others have no numbers, or not at once
         if name in _KEPT and not kwargs.get("async_op"):
             value = args[0] if args else kwargs.get(_KEPT[name])
         given: list[float] = []
@@ -222,7 +222,7 @@ class CollectiveHooks:
 
 
 def _numbers(value: Any) -> list[float]:
-    """List the numbers in tensors and lists, in order, if they are few."""
+    """Return the numbers in tensors and lists, in order, if they are few."""
     if isinstance(value, torch.Tensor):
         few = value.numel() <= _VALUES_AT_MOST
         return value.detach().double().reshape(-1).tolist() if few else []
@@ -234,7 +234,7 @@ def _numbers(value: Any) -> list[float]:
 
 @final
 class ExactHooks:
-    """Hooks around Unisono's own loop."""
+    """Hooks around Unisono's loop."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -244,7 +244,7 @@ class ExactHooks:
         self._optimizer: Any = None
 
     def install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         wrap(RunContext, "__init__", self._begin_run)
         wrap(Loader, "batch", self._read_batch)
         wrap(StepEngine, "__init__", self._make_engine)

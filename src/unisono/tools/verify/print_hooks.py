@@ -1,6 +1,6 @@
-"""Watches what a program prints: the numbers in it, as text, in order.
+"""Watches what a program prints: its numbers, as text, in order.
 
-What stands on the terminal is what people believe, whatever library has computed it.
+People believe what the terminal shows, whichever library computed it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, final
 from unisono.tools.verify.recorder import Recorder, wrap
 
 _NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)|(?<![\w.])\d+\.\d+(?=%)")
-_REDRAWN = ("\r", "it/s", "s/it")  # a bar, with numbers of its own
+_REDRAWN = ("\r", "it/s", "s/it")  # a progress bar, which has other numbers
 _TEXTS_AT_MOST = 10_000
 
 
@@ -25,7 +25,7 @@ class PrintHooks:
         self._num_texts = 0
 
     def install(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 wrap(stream, "write", self._write)
@@ -40,7 +40,7 @@ class PrintHooks:
 
 
 def numbers_in(text: Any) -> list[str]:
-    """Find the numbers with a decimal point in what is printed; none in a bar that is redrawn."""
+    """Return the numbers with a decimal point in printed text; none from a progress bar."""
     if not isinstance(text, str) or any(mark in text for mark in _REDRAWN):
         return []
     return _NUMBER.findall(text)

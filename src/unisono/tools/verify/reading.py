@@ -1,7 +1,7 @@
-"""From events to values: which passes belong to which step, what is training, what is evaluation?
+"""From events to values: which passes belong to which step, what is training, what evaluation?
 
-A forward pass that a backward pass follows is training. One without gradients, on samples of a
-loader that nobody trains with, is evaluation. The same sample has one name on all ranks.
+A forward pass followed by a backward pass is training. One without gradients, on samples of a
+loader that is not used for training, is evaluation. A sample has the same name on all ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class RawTrace:
-    """One rank's events. Indices in it are those of the datasets behind all ``Subset``."""
+    """One rank's events. Its indices are those of the datasets behind all ``Subset``."""
 
     rank: int
     events: list[Event] = field(default_factory=list)  # in order
@@ -60,22 +60,22 @@ class RawTrace:
 
 
 def read_trace(folder: Path, rank: int) -> RawTrace:
-    """Read the trace of one rank."""
+    """Return the trace of one rank."""
     trace = RawTrace(rank)
     path = folder / f"rank{rank}.jsonl"
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):  # what a killed process left half written is left out
+        if line.endswith("\n"):  # skip the half line of a killed process
             trace.take(json.loads(line))
     return trace
 
 
 @final
 class Identities:
-    """Names samples of all ranks, of one run or several.
+    """Gives samples the same name on all ranks, of one run or several.
 
-    Ranks may share a dataset, or each make one of its own part. Where all samples were read, their
-    contents say which is which, unless two samples of a dataset have the same. Else the index
-    says it, as long as no content speaks against it.
+    Ranks may share a dataset, or each create one of their part. If all samples were read, their
+    contents identify them, unless two samples of a dataset are equal. Otherwise the index does,
+    unless contents contradict it.
     """
 
     def __init__(self, traces: Sequence[RawTrace]) -> None:
@@ -91,7 +91,7 @@ class Identities:
         self._same = {dataset for dataset, known in found.items() if _are_one(known)}
 
     def name(self, trace: RawTrace, dataset: int, indices: Iterable[int]) -> tuple[str, ...] | None:
-        """Name samples; None where nobody can tell which they are."""
+        """Return the names of samples; None if they are unknown."""
         if self._by_content:
             contents = trace.contents.get(dataset, {})
             names = [contents.get(index) for index in indices]
@@ -113,7 +113,7 @@ def _are_one(known: Sequence[tuple[int, dict[int, str]]]) -> bool:
 
 
 def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
-    """Make values of one rank's events."""
+    """Return one rank's events as values."""
     reading = _Reading(trace, identities)
     return RankTrace(
         rank=trace.rank,
@@ -138,18 +138,18 @@ class _Reading:
         self._train_loaders = {event["at"][0] for event in trained if event["at"] is not None}
 
     def _first_trained(self, backward: Event) -> Event | None:
-        """Find the forward pass that a backward pass follows."""
+        """Return the forward pass that a backward pass follows."""
         known = [self._forwards.get(f) for f in range(backward["since"], backward["to"])]
         return next((forward for forward in known if forward and forward["grad"]), None)
 
     def _samples(self, forward: Event) -> tuple[str, ...]:
-        """Name a forward pass's samples: those of its batch, unless it got only a part of them."""
+        """Return a forward pass's samples: those of its batch, unless it got only part of it."""
         kept, rows = self._batch(forward), forward["rows"]
         named = self._name(forward["at"][0], kept) if kept and len(kept) == len(rows) else None
         return tuple(f"row {row}" for row in rows) if named is None else named
 
     def _batch(self, forward: Event) -> list[int]:
-        """Find the indices that a forward pass's batch has; empty if they are not known."""
+        """Return the indices of a forward pass's batch; empty if they are unknown."""
         loader, epoch, batch = forward["at"] or (-1, -1, 0)
         kept = self._trace.epochs.get((loader, epoch), {}).get("kept") or []
         return kept[batch] if batch < len(kept) else []
@@ -175,7 +175,7 @@ class _Reading:
                 case "no_sync":
                     since.no_sync = True
                 case "step":
-                    # Each optimizer's step has the passes since its own last one.
+                    # Each optimizer's step has the passes since its previous step.
                     for other in gathered.values():
                         other.add(since)
                     gradients = {n: Gradient(**facts) for n, facts in event["gradients"].items()}
@@ -202,7 +202,7 @@ class _Reading:
             )
 
     def _num_left(self, loader: int, epoch: int) -> int:
-        """Count the batches at an iteration's end that nobody trained with, where it is over."""
+        """Return how many batches at an iteration's end were not used for training, if it ended."""
         kept = self._trace.epochs[loader, epoch].get("kept") or ()
         places = [forward["at"] for forward in self._trained.values() if forward["at"] is not None]
         trained = [batch for *place, batch in places if place == [loader, epoch]]
@@ -210,7 +210,7 @@ class _Reading:
         return len(kept) - max(trained) - 1 if kept and trained and is_over else 0
 
     def _roles(self) -> tuple[dict[int, str], set[int]]:
-        """Return what loaders are used for, and of which batches only parts are trained with."""
+        """Return the roles of loaders, and those whose batches are used only in part."""
         roles: dict[int, str] = {}
         sliced = set()
         for forward in self._forwards.values():
@@ -239,7 +239,7 @@ class _Reading:
         yield from self._evaluation(between, is_finished=self._trace.how in ("ended", "stopped"))
 
     def _evaluation(self, events: list[Event], *, is_finished: bool) -> Iterator[EvaluationPass]:
-        """Make one evaluation of what happened between two passes of training, if there is one."""
+        """Yield the evaluation between two passes of training, if there is one."""
         passes = [event for event in events if event["t"] == "f" and self._samples(event)]
         if not passes:
             return
@@ -282,7 +282,7 @@ class _SinceStep:
     no_sync: bool = False
 
     def add(self, other: _SinceStep) -> None:
-        """Take in what happened until another optimizer's step."""
+        """Add what happened until another optimizer's step."""
         self.micros += other.micros
         self.draws |= other.draws
         self.no_sync |= other.no_sync

@@ -1,7 +1,8 @@
-"""What one process has done, as lines of JSON, and the copy of the working folder it may write to.
+"""The events of one process, as lines of JSON, and the copy of the working folder for the program.
 
 Nothing here may disturb the program: what cannot be recorded is left out. In the copy, large files
-and what is never written to are links; a large file is copied when the program opens it to write.
+and folders that programs do not write to are links; a large file is copied when it is opened to be
+written.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ _OTHERS_AT_MOST_S = 20.0
 _GIVEN_AT_MOST = 4
 
 BatchPlace = tuple[int, int, int]
-"""A loader, an iteration over it, and a batch of that, each counted from 0."""
+"""A loader, an iteration over it, and a batch in the iteration, each counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a program is run, and what is recorded of it; the same for every rank."""
+    """How much of a program is run, and what is recorded; the same for every rank."""
 
-    steps: int = 24  # after how many steps of an optimizer it is stopped
-    batches: int = 8  # to how many batches an iteration of a loader is cut
-    full_steps: int = 12  # of so many gradients are kept
+    steps: int = 24  # steps of an optimizer after which the program stops
+    batches: int = 8  # number of batches to which a loader's iteration is cut
+    full_steps: int = 12  # steps whose gradients are kept
     # record the bits of every step, and leave the program's random numbers alone
     replays: bool = False
-    timing_s: float = 0.0  # for how many seconds steps are timed, for `unisono plan`
-    timeout_s: float = 300.0  # after how long a run is ended
+    timing_s: float = 0.0  # how long to time steps, for `unisono plan`
+    timeout_s: float = 300.0  # when a run is ended
     module: str = "unisono.tools.verify.observed"  # what runs the program in each process
-    threads: int = 1  # how many each rank computes with
-    folder: str = ""  # where the files of this run go
-    feed: str = ""  # file with what the ranks of another run have read; empty: each reads its own
+    threads: int = 1  # of each rank
+    folder: str = ""  # for the files of this run
+    feed: str = ""  # file with the samples of another run; empty: read them
 
 
 @final
@@ -63,7 +64,7 @@ class Recorder:
     num_steps: int = 0  # of all optimizers
     is_exact: bool = False  # the program trains with Unisono; the hooks for other programs are off
     pid: int = field(default_factory=os.getpid)
-    handles: list[Any] = field(default_factory=list)  # of torch's hooks, off with the others
+    handles: list[Any] = field(default_factory=list)  # of torch's hooks, removed with the others
     at_end: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Recorder:
             self._events.write(json.dumps({"t": event, **fields}) + "\n")
 
     def train_with_unisono(self) -> None:
-        """Take the hooks for other programs away."""
+        """Remove the hooks for other programs."""
         if not self.is_exact:
             self.is_exact = True
             self.write("exact")
@@ -84,20 +85,20 @@ class Recorder:
                 handle.remove()
 
     def give(self, at: BatchPlace, rows: set[str]) -> None:
-        """Note that the program is given a batch; the newest are kept, as libraries read ahead."""
+        """Record that the program gets a batch; several are kept, as libraries read ahead."""
         self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, rows)]
         self.is_between = False
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Note what goes wrong with the recording, and let the program go on."""
+        """Record errors of the recording, and let the program continue."""
         try:
             yield
         except Exception:
             self.write("trouble", text=traceback.format_exc())
 
     def end(self, how: str) -> None:
-        """Record how the program ended, and what is recorded then."""
+        """Record how the program ended, and the final events of the hooks."""
         if os.getpid() != self.pid:
             return
         for act in self.at_end:
@@ -107,7 +108,7 @@ class Recorder:
         self._done_path(self.rank).touch()
 
     def stop(self) -> NoReturn:
-        """Leave in the midst of the program, once the others have come as far. Collective.
+        """Leave the program in the middle, once the other ranks have come as far. Collective.
 
         A rank that left earlier would break a sum that others wait for.
         """
@@ -129,7 +130,7 @@ class Recorder:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
-    """Have `around` called in a function's place, with that function before its arguments.
+    """Replace a function by `around`, which gets the function before its arguments.
 
     `also` are other modules that have the same function under that name.
     """
@@ -144,7 +145,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any], *also: Any) -> None:
 
 
 def observe(recorder: Recorder, owner: Any, name: str, see: Callable[..., None]) -> None:
-    """Have `see` called before a function, with its arguments, unless Unisono trains."""
+    """Call `see` before a function, with its arguments, unless Unisono trains."""
 
     def around(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not recorder.is_exact and not torch.compiler.is_compiling():
@@ -161,7 +162,7 @@ _LINKED = frozenset({".git", ".hg", ".venv", "venv", "env", "node_modules", "__p
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder: small files whole, everything else as links."""
+    """Copy a folder: small files as copies, everything else as links."""
     num_left = ENTRIES_AT_MOST
     for here, folders, files in os.walk(source):
         there, walked = target / Path(here).relative_to(source), []
@@ -190,10 +191,9 @@ def _copy_or_link(original: Path, place: Path, *, may_copy: bool) -> None:
 
 
 def copy_before_writing(folder: str) -> None:
-    """Have this process replace a link in `folder` by a copy before it writes to the file behind.
+    """Make this process replace a link in `folder` by a copy before it writes to the target.
 
-    Python says so for each file that it opens, but not for what torch and safetensors write
-    natively.
+    Python reports each file that it opens, but not those that torch and safetensors write natively.
     """
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
@@ -214,7 +214,7 @@ def copy_before_writing(folder: str) -> None:
 
 
 def unlink_target(folder: str, path: str) -> None:
-    """Replace a link to a file, if it is in `folder`, by a copy of that."""
+    """Replace a link to a file, if it is in `folder`, by a copy of the file."""
     place = os.path.abspath(path)
     original = os.path.realpath(place)
     is_within = place.startswith(folder + os.sep) and os.path.islink(place)

@@ -1,8 +1,8 @@
-"""Does each sample count once, in training and in evaluations, in an order that changes? Pure.
+"""Does each sample count once, in training and evaluation, in an order that changes? Pure.
 
-A mean over ranks of each rank's mean is not the mean over samples where ranks have different
-numbers of them. Seen from outside: the numbers that ranks add up, weighted by their samples, are
-what one rank has of all of them; as they are added up, they are not.
+A mean over ranks of each rank's mean is not the mean over samples if ranks have different numbers
+of samples. From outside it shows like this: the numbers that ranks add up equal one rank's number
+for all samples if they are weighted by samples, but not as they are added up.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from unisono.tools.verify.trace import EvaluationPass, RankTrace, TwoRuns
 
 
 def check_samples(seen: TwoRuns) -> list[Finding]:
-    """Judge which samples ranks train with."""
+    """Return findings on the samples that ranks train with."""
     return [_samples_same(seen), _epoch_order(seen), _samples_lost(seen), _split(seen)]
 
 
 def _samples_same(seen: TwoRuns) -> Finding:
-    """Do ranks share the samples of a step, or compute the same ones?"""
+    """Check that ranks divide the samples of a step instead of computing the same ones."""
     check = "samples-same-on-all-ranks"
     steps = [step for step in seen.steps() if all(rank.samples for rank in step)]
     if not steps:
@@ -40,7 +40,7 @@ def _samples_same(seen: TwoRuns) -> Finding:
 
 
 def _epoch_order(seen: TwoRuns) -> Finding:
-    """Does a shuffled order change from epoch to epoch?"""
+    """Check that a shuffled order changes from epoch to epoch."""
     check, is_seen = "epoch-order-fixed", False
     for number in sorted({i.loader for i in seen.ranks[0].iterations if i.role == "train"}):
         orders = [[i for i in rank.iterations if i.loader == number] for rank in seen.ranks]
@@ -64,7 +64,7 @@ def _epoch_order(seen: TwoRuns) -> Finding:
 
 
 def _samples_lost(seen: TwoRuns) -> Finding:
-    """Do all ranks together read as many samples as one?"""
+    """Check that all ranks together read as many samples as one rank."""
     check, evidence = "samples-lost", ""
     for ranks, one in seen.epochs("train"):
         if one is None:
@@ -126,7 +126,7 @@ def _agree_on_fewest(seen: TwoRuns, counts: Sequence[int]) -> bool:
 
 
 def _split(seen: TwoRuns) -> Finding:
-    """Does a rank train with samples that another one validates with?"""
+    """Check that no rank trains with samples that another one validates with."""
     check = "split-differs"
     trained = [_plans(rank, "train") for rank in seen.ranks]
     validated = [_plans(rank, "eval") for rank in seen.ranks]
@@ -151,14 +151,14 @@ def _plans(rank: RankTrace, role: str) -> set[str]:
 
 
 _SUMS = ("all_reduce", "reduce")
-_ROUNDING = 1e-4  # parameters that were trained apart by rounding give other losses
+_ROUNDING = 1e-4  # parameters that differ by rounding give other losses
 
 Evaluation = tuple[int, Sequence[EvaluationPass], EvaluationPass | None]
-"""Its number, and what the ranks that took part and one rank did."""
+"""The number of an evaluation, the passes of the ranks that took part, and that of one rank."""
 
 
 def check_evaluations(seen: TwoRuns) -> list[Finding]:
-    """Judge every evaluation that was seen."""
+    """Return findings on every evaluation."""
     return [
         _worst(seen, "evaluation-partial", _partial),
         _worst(seen, "evaluation-counts-twice", _counts_twice),
@@ -202,7 +202,7 @@ def _partial(check: str, evaluation: Evaluation) -> Finding:
         told = "Each evaluation covers the whole set, or ranks put their results together."
         return ok(check, told)
     if not everything <= of_one:
-        # What ranks compute there may be meant to differ, such as samples to look at.
+        # What ranks compute there may differ on purpose, such as samples to look at.
         return unknown(check, f"Evaluation {at}: ranks compute other samples than one rank does.")
     return wrong(
         check,
@@ -233,7 +233,7 @@ def _counts_twice(check: str, evaluation: Evaluation) -> Finding:
     is_whole = sum(len(rank.seen) for rank in ranks) == len(everything) + num_twice
     of_one = () if one is None or not is_whole else one.printed
     for here, there in zip(ranks[0].printed, of_one, strict=False):
-        if here == there:  # else it is rank 0's own, as the loss of its part
+        if here == there:  # otherwise it is of rank 0's part, like its loss
             once, twice = (_is_share(here, len(everything) + more) for more in (0, num_twice))
             if twice and not once:
                 shown = f"{here} is a share of {len(everything) + num_twice}"
@@ -247,7 +247,7 @@ _EXACT, _SURE = 1e-6, 0.03
 
 
 def _is_share(text: str, count: int) -> bool:
-    """Return whether a printed number is so many of `count`, or in percent, but not none or all."""
+    """Return whether a printed number is a fraction of `count`, or a percentage; not 0 or all."""
     digits = 0.5 * 10.0 ** -len(text.partition(".")[2])
     for whole in (1.0, 100.0):
         parts = float(text) / whole * count
@@ -259,7 +259,7 @@ def _is_share(text: str, count: int) -> bool:
 
 
 def _tells_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:
-    """Return whether a rank gathers a few numbers of each, with that of its samples among them."""
+    """Return whether a rank gathers a few numbers of each rank, with its number of samples."""
     sizes = [len(one.seen) for one in ranks]
     few = [c.values for c in rank.collectives if c.name not in _SUMS and len(c.values) < sum(sizes)]
     return any(
@@ -270,9 +270,9 @@ def _tells_sizes(rank: EvaluationPass, ranks: Sequence[EvaluationPass]) -> bool:
 
 
 def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> list[Finding]:
-    """Put a mean of means in an evaluation in the place of the verdict on training.
+    """Replace the verdict on training by a mean of means in an evaluation, if there is one.
 
-    Where training differs, the ranks' numbers are no part of one rank's, so that none is found.
+    If training differs, the ranks' numbers are not parts of one rank's, so none is found.
     """
     found = next(_means_of_means(seen), None)
     if found is None or WRONG in [finding.verdict for finding in findings]:
@@ -303,7 +303,7 @@ def _means_of_means(seen: TwoRuns) -> Iterator[Finding]:
 def _numbers(
     ranks: Sequence[EvaluationPass], one: EvaluationPass
 ) -> Iterator[tuple[list[float], float, float]]:
-    """Yield what ranks add up, one number each; their sum or mean; and one rank's own number."""
+    """Yield one number of each rank that is added up; their sum or mean; and one rank's number."""
     if len({len(rank.collectives) for rank in (*ranks, one)}) > 1:
         return
     for calls in zip(*(rank.collectives for rank in (one, *ranks)), strict=True):
@@ -317,7 +317,7 @@ def _numbers(
 def _is_mean_of_means(
     given: Sequence[float], joint: float, single: float, sizes: Sequence[int]
 ) -> bool:
-    """Return whether ranks average their means, and the mean over samples is another."""
+    """Return whether ranks average their means, and the mean over samples differs."""
     total, mean = sum(given), sum(given) / len(given)
     weighted = sum(value * size for value, size in zip(given, sizes, strict=True)) / sum(sizes)
     tolerated = _ROUNDING * max(map(abs, (*given, single)))

@@ -1,4 +1,4 @@
-"""Runs a program for some steps, in folders of its own, and says how each run ended."""
+"""Runs a program for some steps, in separate folders, and reports how each run ended."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from unisono.tools.verify.reading import RawTrace, read_trace
 from unisono.tools.verify.recorder import Limits, copy_folder
 
 _ALARM_AGAIN_S = 5.0
-_STALL_TIMEOUT_S = 20.0  # how long ranks may wait for each other without anybody moving
+_STALL_TIMEOUT_S = 20.0  # how long ranks may wait without any of them moving
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run, as :class:`Job` names it."""
+    """The program to run, as in :class:`Job`."""
 
     kind: str
     target: str
@@ -48,13 +48,13 @@ class Trial:
 
     @property
     def trouble(self) -> str:
-        """On how many ranks it did not end well, and why; empty if it did."""
+        """The number of ranks of a run that failed, and why; empty if it ended well."""
         return self.failure and f"On {plural(len(self.traces), 'rank')}: {self.failure}"
 
 
 @contextmanager
 def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> Iterator[Trials]:
-    """Have a program run in folders that are deleted in the end."""
+    """Yield what runs a program in folders, which are deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         trials = Trials(program, limits, Path(folder), environ)
         try:
@@ -65,7 +65,7 @@ def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> I
 
 @final
 class Trials:
-    """Runs of one program, one after the other, from one fork server, in one folder."""
+    """Runs of one program, one after another, from one fork server, in one folder."""
 
     def __init__(
         self, program: Program, limits: Limits, folder: Path, environ: Mapping[str, str]
@@ -79,8 +79,8 @@ class Trials:
     ) -> Trial:
         """Run the program, on the samples of another run if there is a `feed`.
 
-        `files` is a copy of the working folder that stays for the next run, made if it is not
-        there; None: one that is deleted.
+        `files` is a copy of the working folder that is kept for the next run, and created if it
+        does not exist; None: a copy that is deleted.
         """
         folder = self.folder / name
         folder.mkdir()
@@ -122,7 +122,7 @@ class Trials:
         target = program.target
         here = Path(os.path.abspath(program.folder / target))
         if program.kind == SCRIPT:
-            target = str(here)  # one of another folder stays where it is
+            target = str(here)  # a script in another folder is not copied
             if here.is_relative_to(program.folder):
                 there = copy / here.relative_to(program.folder)
                 target = target if there.is_symlink() else str(there)
@@ -144,7 +144,7 @@ class Trials:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Have SIGALRM sent after some seconds, and again."""
+    """Send SIGALRM after some seconds within a block, and repeatedly after that."""
     before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
     signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM_AGAIN_S)
     try:

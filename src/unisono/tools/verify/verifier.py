@@ -1,4 +1,4 @@
-"""Verifies one program: runs it, reads what was recorded, asks all checks."""
+"""Verifies one program: runs it, reads what was recorded, applies all checks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from unisono.tools.verify.trials import Program, Trial, Trials, trials_of
 _CHECKS = (check_samples, check_gradients, check_states, check_evaluations)
 _MORE_BATCHES, _ALL_BATCHES = 8, 10**9
 _STOPS = (0.25, 0.5, 0.75)
-"""Where a run is stopped, in parts of the undisturbed one."""
+"""Where a run is stopped, as fractions of the undisturbed one."""
 
 
 def verify(
@@ -44,10 +44,10 @@ def verify(
     *,
     resumes: bool = False,
 ) -> Verdict:
-    """Run a program several times, and compare.
+    """Run a program several times, and compare the runs.
 
-    It runs on `world_size` ranks and on one; with Unisono, on every number up to that. Or, if it
-    `resumes`, on `world_size` alone, undisturbed and stopped.
+    It runs on `world_size` ranks and on one; with Unisono, on every number up to that. If it
+    `resumes`, it runs on `world_size` ranks only, undisturbed and stopped.
     """
     if resumes:
         limits = replace(limits, batches=_ALL_BATCHES, full_steps=0, replays=True)
@@ -61,7 +61,7 @@ def _compared(trials: Trials, world_size: int, say: Callable[[str], None]) -> Ve
     say(f"running on {plural(world_size, 'rank')}")
     trial = trials.run(world_size, "several")
     if not trial.failure and not _has_steps(trial):
-        # It accumulates more passes than an iteration was cut to.
+        # The program accumulates more passes than an iteration was cut to.
         trials.limits = replace(trials.limits, batches=trials.limits.batches * _MORE_BATCHES)
         trial = trials.run(world_size, "several-longer")
     if trial.interrupted_by is not None or not _has_steps(trial):
@@ -73,7 +73,7 @@ def _compared(trials: Trials, world_size: int, say: Callable[[str], None]) -> Ve
     alone = _run_one(trials, trial, "one")
     num_passes = [_passes_of_first_step(one.traces[0]) for one in (alone, trial)]
     if not alone.failure and num_passes[0] == world_size * num_passes[1] > 0:
-        # It accumulates N times as many passes on one rank, so that each is as large.
+        # One rank accumulates N times as many passes, so that each pass is equally large.
         say(f"running on 1 rank again, with {world_size} times the passes")
         alone = _run_one(trials, trial, "one-accumulating", one_by_one=True)
     if alone.interrupted_by is not None:
@@ -134,7 +134,7 @@ def _resumed(trials: Trials, world_size: int, say: Callable[[str], None]) -> Ver
 
 
 def judge(traces: Sequence[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
-    """Ask all checks about the ranks of one run, and one that ran alone."""
+    """Apply all checks to the ranks of one run, and a run on one rank."""
     identities = Identities([*traces, one])
     ranks = tuple(resolve(trace, identities) for trace in traces)
     seen = TwoRuns(ranks, resolve(one, identities))
@@ -154,9 +154,9 @@ def _passes_of_first_step(trace: RawTrace) -> int:
 def feed_of(traces: Sequence[RawTrace], *, one_by_one: bool = False) -> dict[str, Any]:
     """Return the samples of each iteration, as batches of ``[index, content]``.
 
-    ``epochs`` are by ``"loader/iteration"``, ``lengths`` of the loaders' datasets (-1: an index
-    means another sample on each rank) and global ``batch_sizes`` by loader. With `one_by_one` the
-    batches of ranks follow each other, for a program that accumulates more passes on fewer ranks.
+    ``epochs`` are by ``"loader/iteration"``, ``lengths`` of the loaders' datasets (-1: an index is
+    another sample on each rank) and global ``batch_sizes`` by loader. With `one_by_one` the batches
+    of ranks follow each other, for a program that accumulates more passes on fewer ranks.
     """
     identities = Identities(traces)
     epochs, factors, lengths = {}, {}, {}
@@ -181,9 +181,9 @@ def _batches(trace: RawTrace, place: tuple[int, int]) -> list[list[list[Any]]] |
 
 
 def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
-    """Put the batches of ranks together, and say how many make one.
+    """Combine the batches of ranks; return them, and how many make one.
 
-    Ranks that read the same read it once.
+    Ranks that read the same samples count once.
     """
     if all(plan == plans[0] for plan in plans):
         return plans[0], 1
@@ -194,7 +194,7 @@ def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
 
 
 def _batch_sizes(traces: Sequence[RawTrace], factors: dict[int, int]) -> dict[str, int]:
-    """Work out global batch sizes; a loader that nobody iterates over goes with its dataset's."""
+    """Return global batch sizes; a loader that is not iterated over takes its dataset's factor."""
     loaders = traces[0].loaders
     of_dataset = {loaders[k]["dataset"]: factor for k, factor in factors.items() if k in loaders}
     sizes = {}

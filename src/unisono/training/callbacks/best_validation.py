@@ -26,8 +26,8 @@ def monitored(means: Mapping[str, Any], name: str) -> float:
     if name not in numbers:
         meant = [each for each in numbers if name.endswith(each)] or numbers
         raise ValueError(
-            f"`monitor` must be one of the means that the loss function gives, or a metric that is "
-            f'one number, {numbers}, but is {name!r}: pass `monitor="{meant[0]}"`.'
+            f"`monitor` must be one of the means that the loss function returns, or a metric "
+            f'that is one number, {numbers}, but is {name!r}: pass `monitor="{meant[0]}"`.'
         )
     return float(means[name])
 
@@ -211,6 +211,6 @@ class BestCheckpoint(_Judge):
             why = str(error).removesuffix(".")
             return (
                 f"the best weights so far, of step {fit.step}, are not in {path}: {why}; "
-                f"training goes on."
+                f"training continues."
             )
         return ""

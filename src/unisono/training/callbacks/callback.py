@@ -337,7 +337,7 @@ class Callbacks:
             place = os.path.realpath(path)
             if place in writers:
                 raise ValueError(
-                    f"each callback must write a file of its own, but {writers[place]} and "
+                    f"each callback must write a separate file, but {writers[place]} and "
                     f"{callback.name} both write {path}: give one of them another `path`."
                 )
             writers[place] = callback.name
@@ -390,7 +390,7 @@ class Callbacks:
                 if not callback.may_fail:
                     raise CallbackError(trouble) from error
                 self._failed.append(callback)
-                fit.say(f"{trouble}; training goes on without it")
+                fit.say(f"{trouble}; training continues without it")
             finally:
                 self.calling = None
 

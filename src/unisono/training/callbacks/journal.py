@@ -170,8 +170,8 @@ class Journal:
             self._let_go()
             say_alone(
                 self._fit,
-                f"{shown(self._path, 1000)} was removed or replaced while it was written: what "
-                f"follows is in a file of that name, without what was there before.",
+                f"{shown(self._path, 1000)} was removed or replaced while it was written: "
+                f"new lines go to a file of that name, without the earlier ones.",
             )
         if self._fd < 0 and not self._opens():
             return
@@ -269,7 +269,7 @@ class Journal:
             say_alone(
                 self._fit,
                 f"{shown(self._path, 1000)} must be writable, but is not "
-                f"({error.strerror or error}): lines are missing in it; training goes on.",
+                f"({error.strerror or error}): it lacks lines; training continues.",
             )
 
 

@@ -138,8 +138,8 @@ def _of_step(event: StepDone) -> dict[str, float]:
 def no_numbers(product: str, why: str) -> str:
     """Return the message that a logger is switched off."""
     return (
-        f"{product} must take the numbers of each step, but does not ({why}): they are missing "
-        f"there; training goes on."
+        f"{product} must accept the numbers of each step, but does not ({why}): it lacks them; "
+        f"training continues."
     )
 
 
@@ -169,7 +169,7 @@ class _Feed:
         for thread, logger in zip(serving, loggers, strict=True):
             thread.join(max(0.0, until_s - time.monotonic()))
             if thread.is_alive():
-                self._say(logger["product"], f"it has not taken all within {end['within_s']:g} s")
+                self._say(logger["product"], f"it is not done within {end['within_s']:g} s")
 
     def _serve(self, logger: dict[str, Any]) -> None:
         try:

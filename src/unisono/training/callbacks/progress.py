@@ -223,6 +223,6 @@ class Progress(Callback):
                 broken.stop(self._count.state)
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         say(
-            f"the run is not shown any more, since standard output takes nothing "
-            f"({why}); it goes on."
+            f"standard output cannot be written ({why}); training continues without progress "
+            f"output."
         )

@@ -54,7 +54,7 @@ class Summary(list[dict[str, Any]]):
         lost = f" ({left} at the end)" if left < self.workers else ""
         pace = f"in {self.seconds:.1f} s: {self.samples_per_second:,.0f} samples/s"
         if math.isnan(self.seconds):
-            pace = "in a time that nobody knows"
+            pace = "in an unknown time"
         return (
             f"{self.steps:,} steps, {self.samples:,} samples {pace}, "
             f"{plural(self.shards, 'shard')} on {plural(self.workers, 'worker')}{lost}, "
