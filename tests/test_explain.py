@@ -59,4 +59,4 @@ def test_nonsense_is_refused():
     status, output = said("what?")
     assert status == 2
     assert "MESSAGE must be an error of Unisono (UnisonoError, " in output
-    assert "is 'ValueError': paste what stands behind the name" in said("ValueError")[1]
+    assert "is 'ValueError': paste what follows the name" in said("ValueError")[1]

@@ -92,7 +92,7 @@ def test_a_pickle_in_the_store_runs_nothing(tmp_path: Path) -> None:
     harmful = pickle.dumps(state)
     for found in (harmful, b"no pickle", b"5", b"{}", b"[" * 100_000, b'{"round": "x"}'):
         store.set(KEY, b64encode(found).decode())
-        with pytest.raises(RendezvousStateError, match="somebody else has written there"):
+        with pytest.raises(RendezvousStateError, match="others have written there"):
             backend.get_state()
         with pytest.raises(RendezvousStateError):
             backend.set_state(pickle.dumps(a_state()), b"another token")
@@ -109,7 +109,7 @@ def test_it_listens_at_its_address_alone() -> None:
         socket.create_connection(("127.0.0.2", port))
     with pytest.raises(RendezvousConnectionError, match="in use"):
         meet_hosts(("127.0.0.1", port), NumHosts(2, 2), address="127.0.0.1", is_first=True)
-    with pytest.raises(NumHostsError, match="is 1:2 here and '2' on one that came before"):
+    with pytest.raises(NumHostsError, match="is 1:2 here and '2' on one that arrived earlier"):
         meet_hosts(("127.0.0.1", port), NumHosts(1, 2), address="127.0.0.1", is_first=False)
     other = {"address": "127.0.0.1", "is_first": False, "name": "other"}
     meet_hosts(("127.0.0.1", port), NumHosts(1, 2), **other)  # another run

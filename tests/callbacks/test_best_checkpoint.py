@@ -96,7 +96,7 @@ def test_a_folder_is_made(tmp_path):
     fit.judge(rule, 2.0)
     [line] = fit.said
     assert "later is a folder: pass a file in it, such as" in line
-    assert line.endswith("model.safetensors; training goes on.")
+    assert line.endswith("model.safetensors; training continues.")
 
 
 def data(num_samples):

@@ -378,7 +378,7 @@ def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, caps
     log, fit = EventLog(tmp_path / "file" / "events.jsonl"), Crew()
     fit.is_first = False  # rank 0 was lost and replaced, and rank 1 is the leader
     log.on_begin(fit)
-    assert "training goes on" in capsys.readouterr().err
+    assert "training continues" in capsys.readouterr().err
 
 
 def fail_together(tmp_path, *, is_told):
@@ -486,7 +486,7 @@ def test_an_event_file_that_fails_in_any_way_is_told_and_ends_no_run(
     assert train(tmp_path / "broken") == expected
     printed = capsys.readouterr().out
     assert printed.count("the callback EventLog failed") == 1
-    assert f"`{method}`: ZeroDivisionError: division by zero; training goes on" in printed
+    assert f"`{method}`: ZeroDivisionError: division by zero; training continues" in printed
 
 
 def test_what_fails_at_the_beginning_of_the_file_is_heard_by_all_workers(tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def test_trouble_is_told_once_and_ends_nothing(tmp_path):
     worker.journal.set_aside()
     assert len(worker.said) == 1
     assert "must be writable" in worker.said[0]
-    assert "training goes on" in worker.said[0]
+    assert "training continues" in worker.said[0]
 
 
 def test_a_full_disk_leaves_no_half_line(worker, monkeypatch):

@@ -293,7 +293,7 @@ def test_a_logger_that_fails_ends_no_run_and_no_other_logger(
     other = lambda: fake(tmp_path / "other" / "json")  # noqa: E731
     assert train(tmp_path, lambda: [fake(**settings), other()]) == expected
     told = capsys.readouterr().out
-    assert (told.count("training goes on"), said in told) == (1, True)
+    assert (told.count("training continues"), said in told) == (1, True)
     if "dies_at" not in settings:
         assert len(lines(tmp_path / "other")) == 1 + 12 + 4 + 1
 

@@ -94,7 +94,7 @@ def test_a_link_that_comes_while_a_run_is_under_way_ends_no_run(tmp_path, outsid
     assert trainer.run.position.step == 8
     assert outside.read_bytes() == BINARY
     told = capsys.readouterr()
-    assert (told.out + told.err).count("training goes on") == 1
+    assert (told.out + told.err).count("training continues") == 1
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ class OfTheirOwn(DataLoader):
         (lambda: DataLoader(data(), 4), {"shuffle": True}, "`shuffle` must be left out"),
         (lambda: DataLoader(data(), 4), {"sampler": [1]}, "`sampler` must be left out"),
         (lambda: DataLoader(data(), None), {}, "no `batch_size`"),
-        (lambda: OfTheirOwn(data(), 4), {}, "a class of its own"),
+        (lambda: OfTheirOwn(data(), 4), {}, "its own class"),
         (lambda: DataLoader(data(), 4, worker_init_fn=print), {}, "a `worker_init_fn`"),
         (lambda: DataLoader(data(), 30, drop_last=True), {}, "only 22 samples"),
     ],

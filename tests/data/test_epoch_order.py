@@ -75,16 +75,16 @@ def test_every_kind_of_row_of_whole_numbers_is_taken(kind):
 @pytest.mark.parametrize(
     ("said", "error", "message"),
     [
-        ([], ValueError, "must give one index at least"),
-        ([0, 5], ValueError, "must give indices from 0 to 4, but said gives 5 for epoch 0"),
-        ([-1, 0], ValueError, "but said gives -1"),
-        ([0, 1.0], TypeError, r"must give whole numbers in one row.* but said gives \[0, 1.0\]"),
-        ([[0], [1, 2]], TypeError, r"gives \[\[0\], \[1, 2\]\]"),
-        (torch.tensor([0.5]), TypeError, "gives tensor"),
-        (torch.tensor([[0]]), TypeError, r"gives tensor"),
-        ([True], TypeError, r"gives \[True\]"),
-        (None, TypeError, "gives None"),
-        ("01", TypeError, "gives '01'"),
+        ([], ValueError, "must return at least one index"),
+        ([0, 5], ValueError, "must return indices from 0 to 4, but said returns 5 for epoch 0"),
+        ([-1, 0], ValueError, "but said returns -1"),
+        ([0, 1.0], TypeError, r"must return integers in one row.* but said returns \[0, 1.0\]"),
+        ([[0], [1, 2]], TypeError, r"returns \[\[0\], \[1, 2\]\]"),
+        (torch.tensor([0.5]), TypeError, "returns tensor"),
+        (torch.tensor([[0]]), TypeError, r"returns tensor"),
+        ([True], TypeError, r"returns \[True\]"),
+        (None, TypeError, "returns None"),
+        ("01", TypeError, "returns '01'"),
     ],
 )
 def test_anything_else_is_refused_in_words(said, error, message):
@@ -98,10 +98,10 @@ def test_anything_else_is_refused_in_words(said, error, message):
 
 def test_epochs_of_another_length_are_refused_in_words():
     order = EpochOrder(lambda epoch, seed: range(4 - epoch), 0, 5)
-    with pytest.raises(ValueError, match="gives 4 for epoch 0 and 3 for epoch 1"):
+    with pytest.raises(ValueError, match="returns 4 for epoch 0 and 3 for epoch 1"):
         order(1)
     trainer = augmenting.make()
-    with pytest.raises(ValueError, match="gives 40 for epoch 0 and 39 for epoch 1"):
+    with pytest.raises(ValueError, match="returns 40 for epoch 0 and 39 for epoch 1"):
         for step in trainer.run.steps(
             augmenting.Noisy(), batch_size=10, epochs=2, sampler=lambda e, s: range(40 - e)
         ):
@@ -118,14 +118,14 @@ def test_epochs_of_another_length_are_refused_in_words():
         (
             WeightedRandomSampler(WEIGHTS, 9, generator=torch.Generator()),
             ValueError,
-            "make it without `generator`",
+            "create it without `generator`",
         ),
         (
             DistributedSampler(range(9), num_replicas=2, rank=0),
             ValueError,
-            "gives those of one replica: leave it out",
+            "returns those of one replica: leave it out",
         ),
-        (BatchSampler(range(9), 3, False), TypeError, "must give whole numbers in one row"),
+        (BatchSampler(range(9), 3, False), TypeError, "must return integers in one row"),
     ],
 )
 def test_samplers_that_cannot_be_exact_are_refused_with_the_remedy(sampler, error, message):
@@ -207,7 +207,7 @@ def test_a_loader_process_that_is_told_another_order_says_so():
         return range(N) if multiprocessing.parent_process() is None else range(N)[::-1]
 
     with pytest.raises(
-        unisono.errors.LoadingError, match="must give the same order in every process"
+        unisono.errors.LoadingError, match="must return the same order in every process"
     ):
         train(whimsical, 2)
 

@@ -431,7 +431,7 @@ def test_a_loader_process_that_is_killed_is_explained():
             os.kill(os.getpid(), signal.SIGKILL)
         return index
 
-    with pytest.raises(unisono.errors.LoadingError, match="was killed by SIGKILL: is there memory"):
+    with pytest.raises(unisono.errors.LoadingError, match="was killed by SIGKILL: is there enough"):
         batches(Each(kill), 2, epochs=1)
     with pytest.raises(unisono.errors.LoadingError, match="ended with status 3"):
         batches(Each(lambda index: os._exit(3)), 1, epochs=1)

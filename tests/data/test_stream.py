@@ -193,7 +193,7 @@ def test_a_part_of_another_length_is_refused(tmp_path):
     ):
         train(Dealt(tmp_path / "lines", gives=45))
     with pytest.raises(
-        unisono.errors.LoadingError, match=r"15 of shard 0 of 3, but after 15 it goes on"
+        unisono.errors.LoadingError, match=r"15 of shard 0 of 3, but after 15 it has more"
     ):
         train(Dealt(tmp_path / "lines", length=44), in_eval=True)
 
@@ -223,7 +223,7 @@ def test_a_run_resumes_in_the_midst_of_an_epoch_of_a_stream(stream, tmp_path):
     ("length", "message"),
     [
         (N + 3, rf"as its length says, {N + 3}, but after {N} it ends there"),
-        (N - 3, rf"as its length says, {N - 3}, but after {N - 3} it goes on"),
+        (N - 3, rf"as its length says, {N - 3}, but after {N - 3} it has more"),
     ],
 )
 def test_a_stream_of_another_length_is_refused(tmp_path, length, message, loader_workers):
@@ -298,7 +298,7 @@ def test_a_run_on_a_stream_without_a_length_goes_on(stream, tmp_path):
 
 def test_a_stream_without_a_length_that_ends_too_early_says_so(stream):
     with pytest.raises(
-        unisono.errors.LoadingError, match=f"after {N} it ends there: let it begin again"
+        unisono.errors.LoadingError, match=f"after {N} it ends there: let it start again"
     ):
         train(Unmeasured(stream), steps=STEPS + 1)
 

@@ -79,7 +79,7 @@ def test_a_sampler_without_an_end_gives_what_the_steps_need(sampler):
 
 def test_epochs_of_a_sampler_without_an_end_are_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr("unisono.data.epoch_order._ENDLESS_FROM", 50)
-    with pytest.raises(ValueError, match="gives 2,300 for epoch 0 and goes on: train with `steps="):
+    with pytest.raises(ValueError, match="returns 2,300 for epoch 0 and more: train with `steps="):
         trained(DataLoader(DATA, 8, sampler=Endless()), epochs=1)
 
 

@@ -89,7 +89,7 @@ def test_on_one_core_with_few_files_in_a_workers_environment_it_ends_and_says_so
     assert found.keys() >= {"torch", "gpus", "cores", "memory", "settings", "stacks"}
     assert found["open-files"]["verdict"] == "wrong"
     assert "of which this process may use 1." in found["cores"]["evidence"]
-    assert any("has workers fail on purpose" in one["evidence"] for one in checks)
+    assert any("makes workers fail on purpose" in one["evidence"] for one in checks)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -117,8 +117,8 @@ TABLE: list[tuple[Any, tuple[Any, ...], str, str]] = [
     (checks.judge_memory, (memory(64 * GIB, 60 * GIB), 100 * GIB), "ok", "60 GiB of it available."),
     (checks.judge_shared_memory, (64 * MIB,), "warning", "(`docker run --shm-size=2g`)"),
     (checks.judge_shared_memory, (8 * GIB,), "ok", "/dev/shm has 8 GiB free."),
-    (checks.judge_open_files, (-1,), "ok", "enough files open."),
-    (checks.judge_open_files, (1024,), "ok", "enough files open."),
+    (checks.judge_open_files, (-1,), "ok", "limit on open files is high enough."),
+    (checks.judge_open_files, (1024,), "ok", "limit on open files is high enough."),
     (checks.judge_open_files, (64,), "wrong", "may have 64 files open"),
     (checks.judge_stacks, ("",), "ok", "can be read, for `unisono where`."),
     (checks.judge_stacks, ("no permission",), "warning", "(no permission), so `unisono"),
@@ -196,7 +196,7 @@ def test_what_makes_no_sense_is_no_limit(tmp_path: Path, files: dict[str, str]) 
 
 
 GPUS = ("GPU-aaaa", "GPU-bbbb")
-FINE = "No variable of the environment is in the way."
+FINE = "No problematic environment variables."
 
 
 def judged(environ: dict[str, str], gpus: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -207,7 +207,7 @@ def judged(environ: dict[str, str], gpus: tuple[str, ...] = ()) -> list[tuple[st
 @pytest.mark.parametrize(
     ("name", "value", "verdict", "words"),
     [
-        ("UNISONO_FAULTS", "kill:rank=1", "wrong", "has workers fail on purpose. Unset it "),
+        ("UNISONO_FAULTS", "kill:rank=1", "wrong", "makes workers fail on purpose. Unset it "),
         ("CUDA_LAUNCH_BLOCKING", "1", "warning", "the host waits for every kernel"),
         ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "warning", "makes training slow"),
         ("NVIDIA_TF32_OVERRIDE", "0", "warning", "changes the bits of results"),
@@ -217,7 +217,7 @@ def judged(environ: dict[str, str], gpus: tuple[str, ...] = ()) -> list[tuple[st
         ("MALLOC_PERTURB_", "165", "warning", "all memory is written twice"),
         ("NCCL_P2P_DISABLE", "1", "warning", "GPUs do not copy to each other"),
         ("NCCL_SOCKET_IFNAME", "ib0", "wrong", "names no interface of this machine (lo, eth0)"),
-        ("GLOO_SOCKET_IFNAME", "ens3", "wrong", "so ranks cannot meet"),
+        ("GLOO_SOCKET_IFNAME", "ens3", "wrong", "so ranks cannot connect"),
         ("RANK", "1", "wrong", "`RANK` and `WORLD_SIZE` must be set together"),
         ("LD_SOMETHING", "1", "ok", FINE),
         ("TORCH_DISTRIBUTED_DEBUG", "OFF", "ok", FINE),

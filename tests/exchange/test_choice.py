@@ -172,7 +172,7 @@ def test_who_asks_for_pieces_of_a_whole_update_is_told_that_the_state_is_whole(m
     monkeypatch.setenv(EXCHANGE_VARIABLE, "zero")
     assert loop_on(None, torch.optim.Adafactor) == "StagedExchange"
     said = capfd.readouterr()
-    assert "the whole optimizer state, despite UNISONO_EXCHANGE=zero: Adafactor looks" in (
+    assert "the whole optimizer state, despite UNISONO_EXCHANGE=zero: Adafactor needs" in (
         said.out + said.err
     )
 

@@ -103,7 +103,7 @@ def test_ranks_of_another_launcher_are_known_by_their_environment() -> None:
     [
         ("999999999", "PID must be a process that runs and that you may look into, but 9999"),
         ("no/such/folder", "DIRECTORY must be a run's folder, but 'no/such/folder' is none"),
-        (".", "DIRECTORY must be that of a run that is under way on this machine, but nothing"),
+        (".", "DIRECTORY must be that of a run that is running on this machine, but nothing"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, target: str, words: str) -> None:

@@ -352,7 +352,7 @@ def test_hosts_go_on_without_one_and_with_it_again(make_hosts: MakeHosts, tmp_pa
         host.run("sh", "-c", "kill -KILL -1")
     outputs[0].await_line("rank 0 step 19")
     outputs += unisono_run(hosts[2:], [1], program, nnodes="1:3", numbers=[2])
-    outputs[0].await_line("another host has come")
+    outputs[0].await_line("another host has joined")
     all_well((outputs[0], outputs[3]))
     assert outputs[3].text.count("rank 1 digest") == 1
     # What was done when the hosts were lost came from memory.
@@ -383,13 +383,13 @@ def test_a_store_elsewhere_outlives_host_0(make_hosts: MakeHosts, tmp_path: Path
     hosts[0].run("sh", "-c", "kill -KILL -1")
     outputs[1].await_line("rank 0 step 15")
     outputs[0] = unisono_run(hosts[2:], [2], program, **how)[0]
-    outputs[1].await_line("another host has come")
+    outputs[1].await_line("another host has joined")
     all_well(outputs)
     assert [output.text.count("digest") for output in outputs] == [2, 1]
     assert outputs[1].text.count("rank 1 step 4\n") == 1  # done once: it came from memory
     assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
     (late,) = unisono_run(hosts[:1], [1], program, **how)
-    assert "another host has ended the run: look at what it says. Start another run" in late.end()
+    assert "another host has ended the run: see its messages. Start another run" in late.end()
     elsewhere.kill()
 
 
@@ -434,7 +434,7 @@ def test_a_program_that_ends_early_on_one_host_ends_on_all(
     script.write_text(Path(TRAIN).read_text().replace(before, f"{leaving}\n{12 * ' '}{before}"))
     outputs = unisono_run(make_hosts(2), [1, 1], [str(script), "cnn", *LONGER])
     assert "PeerLostError: " in outputs[0].end()
-    assert "another host has come to the end of its program, so this one" in outputs[0].text
+    assert "another host has reached the end of its program, so this one" in outputs[0].text
     assert (outputs[0].process.returncode, outputs[1].end().count("Error")) == (1, 0)
 
 
@@ -454,7 +454,7 @@ def test_what_ends_the_agent_of_a_host_ends_its_launcher(
     hosts[1].run("pkill", f"-{signum}", "-f", "unisono run --nnodes")
     assert "; all 2 workers were ended." in outputs[1].end()
     if signum == signal.SIGKILL:
-        outputs[0].await_line("10 s have passed at .*, and not all hosts have come")
+        outputs[0].await_line("10 s have passed at .*, and not all hosts have arrived")
         hosts[0].run("pkill", "-INT", "-f", "unisono run --nnodes")
     outputs[0].end()
     ended = [output.process.returncode for output in outputs]

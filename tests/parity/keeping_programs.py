@@ -503,8 +503,11 @@ def between(change: Any, **options: Any) -> Program:
     return Program(lambda way: way.train(callbacks=(Between(change),), **options))
 
 
-EACH = "goes on from shard to shard, and each worker computes others"
-RANK = "is another one where RANK and WORLD_SIZE are another worker's"
+EACH = (
+    "carries over from one shard to the next, and .* depends on it, but each worker computes "
+    "different shards"
+)
+RANK = "changes when RANK and WORLD_SIZE are those of another"
 B32 = {"batch_size": 32}
 
 ROWS: dict[str, dict[str, Program]] = {
@@ -535,7 +538,7 @@ ROWS: dict[str, dict[str, Program]] = {
     },
     "outside of the model": {
         "centres": Program(lambda way: way.train(centred()), rf"`loss\.centres` {EACH}: keep"),
-        "hard": Program(hard_examples, r"they change `loss\.hard`, which the data set reads"),
+        "hard": Program(hard_examples, r"they change `loss\.hard`, which the dataset reads"),
         "buffer": Program(lambda way: way.train(centred_by_a_buffer, Centred)),
     },
     "caches": {

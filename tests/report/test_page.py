@@ -43,7 +43,7 @@ def test_a_page_asks_for_nothing(small_library):
     [
         (list(run_lines()), ["finished", "worker 1 was killed by SIGKILL", "0123456789abcdef" * 4]),
         (list(run_lines(fails=True)), ["failed", "Worker 2: NonFiniteLossError: the loss of"]),
-        (list(run_lines(ends=False)), ["no end yet", "Its file tells of no end"]),
+        (list(run_lines(ends=False)), ["no end yet", "Its file records no end"]),
         ([start_line()], ["No step has been finished yet", "Nothing was measured yet"]),
         ([{"event": "step", "step": 3}], ["a run", "The file does not say"]),
         (
@@ -155,9 +155,13 @@ def ended(digest, *, seed=7, step=3):
     [
         (ended("a"), ended("a"), "All digests are equal"),
         (ended("a"), ended("b", step=4), "ended after different numbers of steps"),
-        (ended("a"), ended("b", seed=8), "below is what fixes a result and is not the same"),
+        (
+            ended("a"),
+            ended("b", seed=8),
+            "below are the settings that determine the result and differ",
+        ),
         (ended("a"), ended("b"), "compare their code and data"),
-        (ended("a"), ended(None), "cannot be told: no digest of y."),
+        (ended("a"), ended(None), "is unknown: no digest of y."),
     ],
 )
 def test_digests_are_compared_in_words(one, other, words):

@@ -120,11 +120,11 @@ def test_a_pause_between_two_fits_is_no_time_of_them():
         (workers(3, ranks=[0], lost=[1], why=["x", "y"]), "x; y"),
         (workers(3, ranks=[0], lost=[1]), "worker 1 was lost"),
         (workers(3, ranks=[0, 1], joined=[1]), "worker 1 has come"),
-        (workers(3, ranks=[0]), "others compute now"),
+        (workers(3, ranks=[0]), "the workers have changed"),
         (event("went_back", 3), "went back to step 3"),
         (
             event("went_back", 3, from_step=5),
-            "went back to step 3 from step 5: 2 came again, with the same result",
+            "went back to step 3 from step 5: 2 were repeated, with the same result",
         ),
         (event("failure", 3, rank=1, error="E", message="m"), "worker 1: E: m"),
         (event("failure", 3, error="E", message="m"), "E: m"),

@@ -115,8 +115,8 @@ def test_a_pipe_with_colours_is_no_terminal(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "tells nothing yet: wait until it has begun"),
-        (b"\x00\xff\n[1]\n{}\n", "tells nothing yet: wait until it has begun"),
+        (b"", "has no events yet: wait until it has begun"),
+        (b"\x00\xff\n[1]\n{}\n", "has no events yet: wait until it has begun"),
         (b'{"event":"start","format":99,"step":0}\n', "use the version that wrote it"),
     ],
 )
@@ -152,7 +152,7 @@ class TestLiveView:
         file.write_bytes(head + to_bytes(lost) + to_bytes(event("went_back", 1, from_step=3)))
         view = watch.look()
         assert (view.num_done, view.kept) == (1, ())
-        assert view.trouble.startswith("x; steps 1 to 2 came again, ")
+        assert view.trouble.startswith("x; steps 1 to 2 were repeated, ")
 
     def test_another_run_in_the_folder_is_another(self, watch, file):
         file.write_bytes(to_bytes(start_line(end_step=5)) + to_bytes(step(0, 1)))

@@ -105,7 +105,7 @@ def test_a_directory_that_another_job_holds_by_then_is_left_alone(tmp_path, caps
     fit(run, At(3, another_job), BestCheckpoint(), checkpoint=2)
     told = capsys.readouterr()
     assert "must belong to one job at a time" in told.out + told.err
-    assert "training goes on" in told.out + told.err
+    assert "training continues" in told.out + told.err
     os.close(fds[0])
     assert os.listdir(run) == ["events.jsonl"]
     assert (run / "events.jsonl").read_text() == "another's\n"

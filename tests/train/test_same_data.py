@@ -73,8 +73,8 @@ def with_its_own_generator(rank, size):
 
 
 REFUSED = {
-    sliced: r"sample \d+ of the data set must be .* but is 'fingerprint \w{8}' on rank 0 and ",
-    sliced_by_hand: r"sample \d+ of the data set must be the same on every worker, but is ",
+    sliced: r"sample \d+ of the dataset must be .* but is 'fingerprint \w{8}' on rank 0 and ",
+    sliced_by_hand: r"sample \d+ of the dataset must be the same on every worker, but is ",
     sliced_unevenly: "dataset length must be the same on every worker, but is 24 on rank 0 and ",
     split_without_a_seed: r"the indices of `Subset` must be .* but is '.*\(18 of them, \w+\)'",
 }
@@ -156,8 +156,8 @@ NEW_DATA = "the dataset is not that of the checkpoint: "
 @pytest.mark.parametrize(
     ("first", "then", "words"),
     [
-        (Custom(range(24)), Custom(range(1, 25)), r"sample \d+ of the data set was 'fingerprint"),
-        (TensorDataset(numbers()), TensorDataset(numbers() + 1), r"sample \d+ of the data set"),
+        (Custom(range(24)), Custom(range(1, 25)), r"sample \d+ of the dataset was 'fingerprint"),
+        (TensorDataset(numbers()), TensorDataset(numbers() + 1), r"sample \d+ of the dataset"),
         (
             Subset(Custom(range(40)), range(24)),
             Subset(Custom(range(40)), range(1, 25)),

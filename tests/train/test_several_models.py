@@ -94,7 +94,7 @@ def closure_in_one():
     [
         (shared_parameter, ValueError, "`weight` is by 'one' and 'other'"),
         (closure_in_one, ValueError, "requires a closure cannot be combined with several"),
-        (lambda: of("a"), ValueError, r"nobody updates 'b'.*`b.requires_grad_\(False\)`"),
+        (lambda: of("a"), ValueError, r"none updates 'b'.*`b.requires_grad_\(False\)`"),
         (lambda: of("ab", clip_norm={"c": 1.0}), ValueError, "'a', 'b', but names 'c'"),
         (lambda: of("ab", clip_norm={"a": -1.0}), ValueError, "`clip_norm` must be above 0"),
         (lambda: of(""), ValueError, "`optimizer` must have at least one entry"),
@@ -171,7 +171,7 @@ def all_at_once(step, loss):
     ("use", "error", "words"),
     [
         (lambda s, loss: update(s, "critic", loss), ValueError, "'student', each once.*'critic'"),
-        (nobody, ValueError, "but is given nothing"),
+        (nobody, ValueError, "but got nothing"),
         (lambda s, loss: None, RuntimeError, "have no loss: loop over all of `step.shards`"),
         (within_another, RuntimeError, "one block after another"),
         (after_a_loop, RuntimeError, "one block after another"),

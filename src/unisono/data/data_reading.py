@@ -115,13 +115,13 @@ class Reading:
             name = getattr(self.sampler, "__name__", type(self.sampler).__name__)
             raise ValueError(
                 f"evaluation must go over every sample of a dataset once, but the DataLoader has "
-                f"`{name}`: pass the samples that are meant with `torch.utils.data.Subset`."
+                f"`{name}`: select the samples with `torch.utils.data.Subset`."
             )
         if not self.batch_size and self.batch_sampler is None:
             raise ValueError(
-                "evaluation must know how many samples a pass takes, but `fit` has a batch sampler "
-                "of its own samples alone: pass a DataLoader, `DataLoader(test_set, batch_size=64, "
-                "collate_fn=…)`, or one that has a `batch_sampler`, too."
+                "evaluation must know how many samples a pass takes, but the batch sampler of "
+                "`fit` only covers its own samples: pass a DataLoader, `DataLoader(test_set, "
+                "batch_size=64, collate_fn=…)`, or one with a `batch_sampler`."
             )
         return replace(self, shuffle=False, groups=1)
 
@@ -176,7 +176,7 @@ def _taken_apart(loader: DataLoader[Any]) -> Reading:
         )
     if type(loader) is not DataLoader:
         raise _refusal(
-            f"a class of its own ({type(loader).__module__}.{type(loader).__name__})",
+            f"its own class ({type(loader).__module__}.{type(loader).__name__})",
             "pass `torch.utils.data.DataLoader(loader.dataset, loader.batch_size, shuffle=True, "
             "collate_fn=loader.collate_fn)`, or one with `batch_sampler=loader.batch_sampler`",
         )
@@ -226,7 +226,7 @@ def _without_last(reading: Reading) -> Reading:
     kept = length - length % reading.batch_size
     if reading.sampler is not None or (is_stream(reading.dataset) and length != ENDLESS):
         raise ValueError(
-            "`drop_last=True` and a sampler or an IterableDataset must not come together, as these "
+            "`drop_last=True` and a sampler or an IterableDataset cannot be combined, as these "
             "say which samples an epoch has: let them leave the last ones out, pass a DataLoader "
             "with both, or leave `drop_last` out, as a short last batch is weighted by its samples."
         )
@@ -285,7 +285,7 @@ def length_of(dataset: Any) -> int:
         raise TypeError(
             f"the dataset must have `__getitem__` and `__len__`, but {kind} does not: pass a "
             f"DataLoader, a map-style torch Dataset or a list of samples, such as `list(samples)`; "
-            f"or an IterableDataset, whose `__iter__` begins anew in each epoch."
+            f"or an IterableDataset, whose `__iter__` starts over in each epoch."
         )
     if trouble := _not_of_samples(dataset):
         raise TypeError(f"the dataset must have samples numbered from 0, but {kind} {trouble}.")

@@ -48,7 +48,7 @@ def mnist(folder: str | os.PathLike[str], train: bool = True) -> TensorDataset:
         raise DataFormatError(
             f"images must be of shape (n, 28, 28) and labels of (n,), 0 … 9, but {images_path} has "
             f"{tuple(images.shape)} and {labels_path} {tuple(labels.shape)} up to "
-            f"{int(labels.max())}: take both from the same data set of MNIST's form."
+            f"{int(labels.max())}: take both from the same dataset in MNIST's format."
         )
     pixels = images.unsqueeze(1).to(torch.float32).div_(255)
     return TensorDataset(pixels, labels.to(torch.int64))

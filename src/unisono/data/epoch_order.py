@@ -152,22 +152,22 @@ class EpochOrder:
         return at_most, at_least
 
     def _check(self, taken: Taken, epoch: int) -> None:
-        named = f"{self.name} gives"
+        named = f"{self.name} returns"
         if not len(taken.indices):
             raise ValueError(
-                f"`{self._argument}` must give one index at least, but {named} none for epoch "
-                f"{epoch}: look at what it chooses from."
+                f"`{self._argument}` must return at least one index, but {named} none for epoch "
+                f"{epoch}: check what it chooses from."
             )
         if taken.is_endless and self._needed is None:
             raise ValueError(
                 f"`{self._argument}` must come to an end in each epoch, but {named} "
                 f"{len(taken.starts) - 1 if self._in_batches else len(taken.indices):,} for epoch "
-                f"{epoch} and goes on: train with `steps=` and without `epochs=`, or let it end."
+                f"{epoch} and more: train with `steps=` and without `epochs=`, or let it end."
             )
         empty = torch.where(taken.starts.diff() == 0)[0]
         if len(empty):
             raise ValueError(
-                f"`{self._argument}` must give one index at least for each batch, but {named} none "
+                f"`{self._argument}` must return at least one index per batch, but {named} none "
                 f"for batch {int(empty[0])} of epoch {epoch}: leave such a batch out."
             )
         if taken.keys is None:
@@ -176,17 +176,17 @@ class EpochOrder:
             return
         if self.num_samples and len(taken.indices) != self.num_samples:
             raise ValueError(
-                f"`sampler` must give equally many indices for each epoch, but {named} "
+                f"`sampler` must return the same number of indices for each epoch, but {named} "
                 f"{self.num_samples} for epoch 0 and {len(taken.indices)} for epoch {epoch}: "
-                f"leave some out, or give some twice."
+                f"omit some, or repeat some."
             )
 
     def _check_indices(self, indices: torch.Tensor, epoch: int) -> None:
         for wrong in (int(indices.min()), int(indices.max())):
             if not 0 <= wrong < self._dataset_length:
                 raise ValueError(
-                    f"`{self._argument}` must give indices from 0 to {self._dataset_length - 1}, "
-                    f"but {self.name} gives {wrong} for epoch {epoch}: the dataset has "
+                    f"`{self._argument}` must return indices from 0 to {self._dataset_length - 1}, "
+                    f"but {self.name} returns {wrong} for epoch {epoch}: the dataset has "
                     f"{self._dataset_length} samples."
                 )
 
@@ -197,10 +197,10 @@ class EpochOrder:
             return
         if not _is_same(self._taken[0], self._ask(0)):
             raise ValueError(
-                f"`{self._argument}` must give the same order when it is asked for the same epoch "
-                f"again, as a run that resumes does, but {self.name} gives another: let it depend "
-                f"on nothing but the epoch, of which `set_epoch(epoch)` tells it, and on random "
-                f"numbers, which are seeded for it; so let it shuffle a copy, and count nothing."
+                f"`{self._argument}` must return the same order when it is called again for the "
+                f"same epoch, as in a run that resumes, but {self.name} returns another: let it "
+                f"depend only on the epoch, which `set_epoch(epoch)` sets, and on random numbers, "
+                f"which are seeded; let it shuffle a copy, and count nothing."
             )
 
 
@@ -216,21 +216,21 @@ def _check_kind(sampler: object, argument: str, name: str) -> None:
     of_what = "lists of indices" if argument == "batch_sampler" else "indices"
     if not callable(sampler) and not isinstance(sampler, Iterable):
         raise TypeError(
-            f"`{argument}` must be a function of (epoch, seed) that gives {of_what}, or one of "
+            f"`{argument}` must be a function of (epoch, seed) that returns {of_what}, or one of "
             f"torch's samplers, but is {sampler!r}: pass `lambda epoch, seed: …`."
         )
     for each in (sampler, getattr(sampler, "sampler", None)):
         if getattr(each, "num_replicas", 1) != 1:
             raise ValueError(
-                f"`{argument}` must give the samples of all workers, as Unisono divides them "
-                f"itself, but {type(each).__name__} gives those of one replica: leave it out, the "
-                f"order is the same without it."
+                f"`{argument}` must return the samples of all workers, as Unisono divides them "
+                f"itself, but {type(each).__name__} returns those of one replica: leave it out; "
+                f"the order is the same without it."
             )
     if argument == "sampler" and isinstance(getattr(sampler, "generator", None), torch.Generator):
         raise ValueError(
             f"`sampler` must draw from torch's default generator, which is seeded for each epoch, "
-            f"but {name} has one of its own, which a resumed run could not go on with: make it "
-            f"without `generator`."
+            f"but {name} has its own, which a resumed run could not restore: create it without "
+            f"`generator`."
         )
 
 
@@ -245,10 +245,7 @@ def _said(sampler: Any, epoch: int, seed: int) -> Any:
 
 
 def order_on_host(plan: SamplePlan, epoch: int, team: Team | None) -> torch.Tensor:
-    """Draw an order without a sampler once on each host, and return it. Collective.
-
-    Without a `team` this worker draws it for itself.
-    """
+    """Return an order drawn once per host, or here if `team` is None. Collective with a team."""
     if team is None or team.size == len(team.hosts):
         return _drawn(plan, epoch)[1]
     mine: list[Sealed] = []

@@ -47,10 +47,7 @@ class Fetch(Protocol):
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
     ) -> Any:
-        """Read and collate; `repeats`: how often each sample was read before in the epoch.
-
-        Raises LoadingError if the dataset raises.
-        """
+        """Read and collate; `repeats`: how often each sample was read before in the epoch."""
 
 
 def fetcher(
@@ -191,8 +188,8 @@ class Reader:
             many = "`__getitems__` of " * self.takes_many
             raise LoadingError(
                 f"every sample must be readable, but {many}sample{'s' * self.takes_many} "
-                f"{listed(named or numbers)} raised {said(error)}: mend it, or leave it out with "
-                f"`torch.utils.data.Subset`.",
+                f"{listed(named or numbers)} raised {said(error)}: fix the sample, or exclude it "
+                f"with `torch.utils.data.Subset`.",
                 indices=tuple(numbers),
             ) from error
 
@@ -239,7 +236,7 @@ def _counted_from_the_start(
     if len(outside):
         number = int(numbers[outside[0]])
         raise LoadingError(
-            f"a `Subset` must choose among the samples of its data set, of which there are "
+            f"a `Subset` must choose among the samples of its dataset, of which there are "
             f"{length}, but takes number {int(chosen[outside[0]])} for its sample {number}: leave "
             f"it out.",
             indices=(number,),

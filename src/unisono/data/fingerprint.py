@@ -31,7 +31,7 @@ from unisono.programs.hashes import hashed
 from unisono.runtime.device import generators_put_back, num_threads
 
 REMEDY = (
-    "give every worker the whole data set, as Unisono divides it. Most likely it was split without "
+    "give every worker the whole dataset, as Unisono divides it. Most likely it was split without "
     "a seed (write `numpy.random.default_rng(0)`, `torch.Generator().manual_seed(0)`) or sliced by "
     "rank, as DDP wants it (leave that out)"
 )
@@ -107,7 +107,7 @@ def _samples(
             return {}
         if again != once:
             return {}
-        facts[f"sample {number} of the data set"] = f"fingerprint {once[:8]}"
+        facts[f"sample {number} of the dataset"] = f"fingerprint {once[:8]}"
         if time.perf_counter() - start_s > _ENOUGH_S:
             break
     return facts

@@ -197,10 +197,7 @@ class Loader:
             self._tell(f"samples are read without loader processes, as {why}")
 
     def take_early(self) -> None:
-        """Take the next batch from the processes, if it is ready, and begin to copy it.
-
-        This never waits. Errors are raised when the batch is requested.
-        """
+        """Begin to copy the next batch if it is ready, without waiting; errors come later."""
         ahead = self._ahead
         if self._early is None and ahead is not None and ahead.is_ready():
             place, _ = ahead.under_way[0]
@@ -269,16 +266,14 @@ class Loader:
         place, digest = request
         if self._epoch(place.epoch).digest != digest:
             raise LoadingError(
-                f"the sampler must give the same order in every process, but {self._plan.sampler} "
-                f"gives others for epoch {place.epoch}: let it depend on nothing but (epoch, seed)."
+                f"the sampler must return the same order in every process, but "
+                f"{self._plan.sampler} does not for epoch {place.epoch}: let it depend on "
+                f"(epoch, seed) alone."
             )
         return self._read(place)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        """Return the order of an epoch. Few orders are kept.
-
-        Two, because prefetching reaches the next epoch before the worker does; one, if it is long.
-        """
+        """Return the order of an epoch; two are kept, as prefetching is ahead, or a long one."""
         plan, epochs = self._plan, self._epochs
         if epoch not in epochs:
             if len(epochs) == (1 if self._is_long else 2):

@@ -52,8 +52,8 @@ from unisono.runtime.signals import ENDING_SIGNALS
 _AHEAD = 2
 _GRACE_S = 1.0
 _NO_GPU_HERE = (
-    "A loader process cannot use a GPU: have the data set give samples on the CPU, from where they "
-    "are moved, or set `num_workers=0` in its DataLoader to read in the worker itself."
+    "A loader process cannot use a GPU: let the dataset return samples on the CPU, which are then "
+    "moved, or set `num_workers=0` in its DataLoader to read in the worker itself."
 )
 
 
@@ -111,10 +111,7 @@ class LoaderProcesses:
         return result
 
     def is_ready(self, within_s: float = 0.0) -> bool:
-        """Return whether the next result is ready, so that :meth:`take` only has to read it.
-
-        Also True if its process has died, which :meth:`take` reports.
-        """
+        """Return whether :meth:`take` need not wait: the result is ready, or the process died."""
         if not self.under_way:
             return False
         poll = select.poll()
@@ -237,7 +234,7 @@ def _died(process: BaseProcess) -> LoadingError:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     return LoadingError(
         f"loader processes must live as long as the loop, but process {process.pid} {how}: "
-        f"is there memory enough? Set fewer `num_workers` in its DataLoader, or 0 to read in the "
+        f"is there enough memory? Set fewer `num_workers` in its DataLoader, or 0 to read in the "
         f"worker itself."
     )
 

@@ -156,13 +156,13 @@ def _ends(num_samples: int) -> torch.Tensor:
 
 def _no_samples(said: Any, argument: str, name: str) -> TypeError:
     return TypeError(
-        f"{argument} must give whole numbers in one row: a list, a tensor or an array, or keys "
-        f"that are texts or tuples, but {name} gives {said!r:.200}."
+        f"{argument} must return integers in one row: a list, a tensor or an array, or keys "
+        f"that are strings or tuples, but {name} returns {said!r:.200}."
     )
 
 
 def _no_batches(said: Any, argument: str, name: str) -> TypeError:
     return TypeError(
-        f"{argument} must give batches, each a list of whole numbers or of keys that are texts or "
-        f"tuples, but {name} gives {said!r:.200}."
+        f"{argument} must return batches, each a list of integers or of keys that are strings or "
+        f"tuples, but {name} returns {said!r:.200}."
     )

@@ -64,8 +64,8 @@ def share(make: Callable[[], Value]) -> Value:
     """
     if not callable(make):
         raise TypeError(
-            f"`make` must be a function that makes the data set, but is {type(make).__name__}: "
-            f"pass `lambda: …`, so that only one worker of a host makes it."
+            f"`make` must be a function that creates the dataset, but is {type(make).__name__}: "
+            f"pass `lambda: …`, so that only one worker per host creates it."
         )
     context().supervisor.tell(Ready())  # workers killed from now on are replaced
     calls = context().join()
@@ -134,7 +134,7 @@ def laid_out(value: Any) -> tuple[bytes, list[memoryview]]:
     except Exception as error:
         raise TypeError(
             f"`make` must return what can be pickled, and plain dense tensors on the CPU that "
-            f"need no gradient, but {error}: return what it is made of, and make it of what "
+            f"need no gradient, but {error}: return its parts, and build it from what "
             f"`unisono.share` returns."
         ) from error
 

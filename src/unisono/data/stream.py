@@ -68,7 +68,7 @@ class StreamPass:
         except Exception as error:
             raise LoadingError(
                 f"a stream must be readable from its start in every epoch, but that of epoch "
-                f"{epoch} raised {said(error)}: mend it; where `shard(index=…, num_shards="
+                f"{epoch} raised {said(error)}: fix it; if `shard(index=…, num_shards="
                 f"{self._num_shards})` of it failed, `to_iterable_dataset(num_shards=…)` has one."
             ) from error
         self._place = (epoch, os.getpid())
@@ -85,7 +85,7 @@ class StreamPass:
                 if self.next > position:
                     break
             if self.next >= self._length and self._ask() is not _END:
-                raise self._of_another_length("goes on")
+                raise self._of_another_length("has more")
         except BaseException:
             self._place = None
             raise
@@ -99,7 +99,7 @@ class StreamPass:
         except Exception as error:
             raise LoadingError(
                 f"every sample must be readable, but sample {self.next} of the stream raised "
-                f"{said(error)}: mend it, or leave it out.",
+                f"{said(error)}: fix it, or leave it out.",
                 indices=(self.next,),
             ) from error
 
@@ -108,14 +108,14 @@ class StreamPass:
         whole = len(range(self._shard, self._length, self._num_shards))
         if self._length == ENDLESS:
             return LoadingError(
-                f"a stream without a length must give samples as long as the run goes on, but "
-                f"after {done} it {what}: let it begin again from its start, train for fewer "
-                f"`steps`, or give it a `__len__` to have epochs."
+                f"a stream without a length must yield samples until the run ends, but after "
+                f"{done} it {what}: let it start again, train for fewer `steps`, or give it a "
+                f"`__len__` to have epochs."
             )
         of = f" of shard {self._shard} of {self._num_shards}" if self._num_shards > 1 else ""
         return LoadingError(
-            f"a stream must give as many samples as its length says, {whole}{of}, but after {done} "
-            f"it {what}: let `__len__` say how many it gives, to every process."
+            f"a stream must yield as many samples as its length says, {whole}{of}, but after "
+            f"{done} it {what}: let `__len__` return how many it yields, in every process."
         )
 
 

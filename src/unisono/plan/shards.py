@@ -39,10 +39,7 @@ def assign(
     *,
     because: str = "",
 ) -> list[range]:
-    """Divide shards among the living workers: one range each, the first ones longer.
-
-    Raises ValueError if there are fewer shards than workers, or no worker.
-    """
+    """Divide shards among workers, one range each, the first ones longer, or raise ValueError."""
     if num_workers < 1:
         raise ValueError(f"the number of workers must be at least 1, but is {num_workers}.")
     if num_shards < num_workers:

@@ -146,10 +146,7 @@ class ExactSum:
         self._not_finite += other._not_finite
 
     def rounded(self) -> float:
-        """Return the nearest float64; infinite if it overflows or an infinity was added.
-
-        NaN if NaN was added, or infinities of both signs.
-        """
+        """Return the nearest float64; infinite on overflow, NaN for infinities of both signs."""
         if self._not_finite != 0.0:
             return self._not_finite
         try:

@@ -52,17 +52,14 @@ class BoundaryTasks(enum.IntFlag):
 
 @final
 class Boundary:
-    """The boundary between steps of one loop; `has_ended` once the loop's result is saved.
-
-    `steps_per_epoch`: of the current epoch.
-    """
+    """The boundary between steps of a loop; `has_ended` once the loop's result is saved."""
 
     def __init__(self, run: RunContext, engine: StepEngine, plan: SamplePlan) -> None:
         self.engine = engine
         self.is_between_steps = True
         self.has_ended = False
         self.run, self._kept, self._team = run, run.kept, run.team
-        self.steps_per_epoch = plan.steps_per_epoch
+        self.steps_per_epoch = plan.steps_per_epoch  # of the current epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)

@@ -131,10 +131,7 @@ class Checkpoints:
             self._num_seen = self._runs.num_begun
 
     def go_to(self, directory: str) -> None:
-        """Begin in the directory that the leader has chosen. Every rank calls it.
-
-        If the name contains a time or a process ID, each worker made a different one.
-        """
+        """Begin in the leader's directory, as names with a time differ. Every rank calls it."""
         if not self._has_begun:
             self.directory = Path(directory)
             self._look_at_runs()

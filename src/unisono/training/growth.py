@@ -142,10 +142,7 @@ def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @final
 class Growth:
-    """Checks the first step of one `fit`.
-
-    `is_open` if a batch could not be divided, so that the step as a whole must be checked.
-    """
+    """Checks the first step of one `fit`; `is_open` if the step must be checked as a whole."""
 
     def __init__(self, run: RunContext) -> None:
         self._run, self._is_done, self.is_open = run, False, False

@@ -160,10 +160,7 @@ def compare(
 
 
 def other_data(old: Mapping[str, Any], new: Mapping[str, Any], *, takes_program: bool) -> str:
-    """Return how a run's data differ from those of its checkpoint; empty if they do not.
-
-    Raises CheckpointError unless the program's are to be used.
-    """
+    """Return how a run's data differ from its checkpoint's; raise unless they are to be used."""
     there, here = old.get(SAMPLES), new.get(SAMPLES)
     if not isinstance(there, dict) or not isinstance(here, dict):
         return ""

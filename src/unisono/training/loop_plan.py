@@ -109,10 +109,7 @@ class LoopPlan:
         look: Callable[[], ForkedCopy] | None = None,
         tell: Callable[[str], None] = say,
     ) -> Loader:
-        """Return a loader that starts at `position`; `done` is that of a run that does not train.
-
-        `look` and `tell` are those of :class:`Loader`.
-        """
+        """Return a loader from `position` on; `done` is that of a run that does not train."""
         samples, totals = self.samples.at(position.epoch), self.totals
         here = samples.steps_between(samples.epoch, position.epoch) + position.batch
         return Loader(

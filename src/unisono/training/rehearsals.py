@@ -479,10 +479,7 @@ def looked_at(model: nn.Module, roots: Mapping[str, Any], optimizer: Optimizer) 
 
 @contextmanager
 def _other_weights(model: nn.Module) -> Iterator[None]:
-    """Replace some of a model's parameters within a block, the smallest first.
-
-    The new weights are in other memory, because workers may share that of the parameters.
-    """
+    """Replace some parameters within a block, the smallest first, in memory that is not shared."""
     room, before = _OTHERWISE, []
     trained = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
     for parameter in sorted(trained, key=torch.Tensor.numel):

@@ -259,8 +259,8 @@ def check_covers(plan: SamplePlan, length: int) -> None:
         where = f"takes sample {int(wrong[0])} {int(counts[wrong[0]])} times"
         raise ValueError(
             f"evaluation must go over every sample of a dataset once, by its number, but the "
-            f"batch sampler {plan.sampler} {where}: let it give each once, or pass the samples "
-            f"that are meant with `torch.utils.data.Subset`."
+            f"batch sampler {plan.sampler} {where}: let it return each once, or select the "
+            f"samples with `torch.utils.data.Subset`."
         )
 
 

@@ -409,10 +409,7 @@ class Trainer:
 
     @property
     def directory(self) -> Path | None:
-        """Where checkpoints are kept; the same on every worker once `fit` has been called.
-
-        For a URL, the local folder that is copied there.
-        """
+        """The folder of checkpoints, for a URL a local one; equal on all workers once `fit` ran."""
         checkpoints = self._context.checkpoints
         return None if checkpoints is None else checkpoints.directory
 

@@ -53,15 +53,15 @@ _BEGINNING_AGAIN = (
     f"lost one is waited for ({RENDEZVOUS.variable})."
 )
 _NO_MORE = (
-    "`--restarts` allows no other start: start all hosts again; with a `directory` the run goes on "
-    "from its newest checkpoint."
+    "`--restarts` allows no other start: start all hosts again; with a `directory` the run "
+    "continues from its newest checkpoint."
 )
 _OTHERS_ENDED = "another host has ended the run: look at what it says."
 _ENDED_WELL = "a host has come to the end of its program"
 _ENDED_WITH = "the exit status of the host that has ended the run"
 _OTHERS_ENDED_WELL = (
-    "another host has come to the end of its program, so this one cannot begin again: every worker "
-    "must make the same calls in the same order, and leave at the end."
+    "another host has reached the end of its program, so this one cannot begin again: every worker "
+    "must make the same calls in the same order, and exit at the end."
 )
 
 
@@ -111,8 +111,8 @@ def run_agent(
         say(str(error))
     except RendezvousTimeoutError:
         say(
-            f"{hosts.nnodes} hosts must come to {place} within {RENDEZVOUS.in_s():g} s, but not "
-            f"all have: look whether `unisono run` was started on each, with the same `--nnodes` "
+            f"{hosts.nnodes} hosts must reach {place} within {RENDEZVOUS.in_s():g} s, but not "
+            f"all have: check that `unisono run` was started on each, with the same `--nnodes` "
             f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
         )
     except RendezvousClosedError:
@@ -120,7 +120,7 @@ def run_agent(
     except RendezvousError as error:
         say(
             f"the rendezvous at {place} must be there until the run ends, but is not "
-            f"({error.__cause__ or error}): look at {'it' if name else 'what host 0 says'}."
+            f"({error.__cause__ or error}): check {'it' if name else 'the messages of host 0'}."
         )
     return 1
 
@@ -177,7 +177,9 @@ class HostAgent(LocalElasticAgent):
         sys.exit(self._status)
 
     def _rendezvous(self, worker_group: api.WorkerGroup) -> None:
-        line = f"{NOTICE.in_s():.0f} s have passed at {self._place}, and not all hosts have come."
+        line = (
+            f"{NOTICE.in_s():.0f} s have passed at {self._place}, and not all hosts have arrived."
+        )
         notice = threading.Timer(NOTICE.in_s(), say, [line])
         notice.start()
         try:
@@ -190,7 +192,7 @@ class HostAgent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: api.WorkerGroup) -> None:
         if worker_group.state == api.WorkerState.HEALTHY:
-            say("another host has come: all finish the step, and begin again with it.")
+            say("another host has joined: all finish the step, and begin again with it.")
         super()._restart_workers(worker_group)
 
     def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:

@@ -61,7 +61,7 @@ def meet_hosts(
     if told != str(nnodes):
         raise NumHostsError(
             f"`--nnodes` must be the same on every host, but is {nnodes} here and {told!r} on one "
-            f"that came before: start this one again with that, or all others."
+            f"that arrived earlier: start this one again with that, or all others."
         )
     join = timedelta(seconds=math.ceil(RENDEZVOUS.in_s()))
     timeout = RendezvousTimeout(join, _OTHERS_MAY_COME)
@@ -92,10 +92,7 @@ def _store(address: str, port: int, **options: Any) -> TCPStore:
 
 
 class _AnyProcess:
-    """Names processes so that a restarted one is not taken for the one before.
-
-    torch uses the process ID, which in a container is the same at every start.
-    """
+    """Names processes uniquely: torch uses process IDs, which containers repeat at each start."""
 
     def generate(self, local_addr: str | None = None) -> _NodeDesc:
         return _NodeDesc(local_addr or "", os.getpid(), secrets.randbits(62))
@@ -186,7 +183,7 @@ def _read(written: bytes) -> _RendezvousState:
         state.last_heartbeats = {_node(*n): _time(time) for *n, time in told["last_heartbeats"]}
     except Exception as error:  # a stranger may have written anything
         raise RendezvousStateError(
-            f"it must hold the hosts' own notes, but somebody else has written there: {error!r}"
+            f"it must contain the hosts' own entries, but others have written there: {error!r}"
         ) from error
     return state
 

@@ -49,8 +49,8 @@ def sizes_of_hosts(told: Sequence[tuple[int, int]]) -> list[int]:
     for number in numbers:
         if numbers.count(number) > 1:
             raise RendezvousError(
-                f"`--node-rank` must be another one on each of {len(told)} hosts, but is {number} "
-                f"on {numbers.count(number)}: number them from 0 on."
+                f"`--node-rank` must differ on each of {len(told)} hosts, but is {number} "
+                f"on {numbers.count(number)}: number them from 0."
             )
     return [workers for _, workers in sorted(told)]
 

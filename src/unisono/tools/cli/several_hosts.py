@@ -143,7 +143,7 @@ def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
 
     def late(error: NotThereError) -> Exception:
         return RendezvousError(
-            f"{who} must come to {hosts.rendezvous} within {timeout_s:g} s, but {error}: look "
+            f"{who} must be at {hosts.rendezvous} within {timeout_s:g} s, but {error}: check "
             f"whether {whether}; {RENDEZVOUS.variable} waits longer (s)."
         )
 

@@ -99,7 +99,7 @@ def _process_of(target: str) -> int:
     pid = holder_of(Path(run_folder(target)))
     if pid is None:
         raise ValueError(
-            f"DIRECTORY must be that of a run that is under way on this machine, but nothing works "
+            f"DIRECTORY must be that of a run that is running on this machine, but nothing runs "
             f"in {target!r}: if a run was there, `unisono top --once {target}` shows how it ended; "
             f"a PID names any other job."
         )
@@ -223,8 +223,8 @@ def explain(message: tuple[str, ...]) -> None:
         names = ", ".join(_sections())
         raise Refusal(
             f"MESSAGE must be an error of Unisono ({names}), or a sentence of the page on "
-            f"messages, but is {text!r}: paste what stands behind the name of the error. A message "
-            f"that is not on the page says itself what to do."
+            f"messages, but is {text!r}: paste what follows the name of the error. A message "
+            f"that is not on the page says what to do."
         )
     click.echo("\n\n".join(found))
 

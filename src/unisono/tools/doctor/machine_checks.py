@@ -80,10 +80,10 @@ def judge_cores(num_all: int, num_usable: int, quota: float | None) -> Finding:
         verdict, said = WARNING, f"{said}, but its container gets the time of {quota:g}"
         remedy = (
             f"Start at most {max(1, int(quota))} workers with `unisono run -n`, or raise the "
-            "limit (`docker run --cpus`): workers over it are stopped in the midst of steps."
+            "limit (`docker run --cpus`): workers over it are paused during steps."
         )
     elif num_usable == 1:
-        verdict, remedy = WARNING, "With one core workers take turns; more of them do not help."
+        verdict, remedy = WARNING, "With one core, workers take turns; more of them do not help."
     return Finding("cores", verdict, f"{said}.", remedy)
 
 
@@ -94,7 +94,7 @@ def judge_memory(found: Any, container_left: int | None) -> Finding:
         room, said = container_left, f"{said}, {size(container_left)} to this container"
     if room >= _LITTLE_MEMORY:
         return Finding("memory", OK, f"{said}.")
-    remedy = "End what takes it, or give the container more (`docker run --memory`)."
+    remedy = "End what uses it, or give the container more (`docker run --memory`)."
     return Finding("memory", WRONG, f"{said}: too little for a worker with torch.", remedy)
 
 
@@ -111,7 +111,7 @@ def judge_shared_memory(free: int) -> Finding:
 def judge_open_files(most: int) -> Finding:
     """Judge the limit on open files of a process; -1: no limit."""
     if not 0 <= most < _FEW_FILES:
-        return Finding("open-files", OK, "A process may have enough files open.")
+        return Finding("open-files", OK, "The limit on open files is high enough.")
     said = f"A process may have {most:,} files open; launchers of many workers need more."
     return Finding("open-files", WRONG, said, "`ulimit -n 65536` before the program starts.")
 
@@ -141,7 +141,7 @@ def _trouble_with_looking() -> str:
 _OFF = ("", "0", "false", "off", "info")
 _BITS = "changes the bits of results, and is part of no checkpoint"
 _RULES = {
-    FAULTS_VARIABLE: "has workers fail on purpose",
+    FAULTS_VARIABLE: "makes workers fail on purpose",
     "CUDA_LAUNCH_BLOCKING": "makes training slow: the host waits for every kernel",
     "TORCH_DISTRIBUTED_DEBUG": "makes training slow: ranks compare all collectives",
     "NCCL_P2P_DISABLE": "makes training slow: GPUs do not copy to each other",
@@ -166,7 +166,7 @@ def judge_settings(
             *_of_ranks(environ),
         )
     ]
-    return found or [Finding("settings", OK, "No variable of the environment is in the way.")]
+    return found or [Finding("settings", OK, "No problematic environment variables.")]
 
 
 def _by_table(environ: Mapping[str, str], there: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -181,7 +181,7 @@ def _by_table(environ: Mapping[str, str], there: Sequence[str]) -> Iterator[tupl
         is_there = any(known.startswith(one) for one in asked for known in there)
         if not is_there and not wanted.startswith("^"):
             said = f"{name}={shown(wanted, 60)} names no interface of this machine"
-            said += f" ({', '.join(there)}), so ranks cannot meet"
+            said += f" ({', '.join(there)}), so ranks cannot connect"
             yield WRONG, said, "Unset it, or name one that is there."
 
 

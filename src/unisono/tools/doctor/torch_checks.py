@@ -33,7 +33,7 @@ def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> It
         facts = facts_in_child(environ)
         yield judge_torch(facts, len(known))
     except TorchFailedError as error:
-        remedy = 'Run `python -c "import torch"`, and install torch anew.'
+        remedy = 'Run `python -c "import torch"`, and reinstall torch.'
         yield Finding("torch", WRONG, f"torch cannot be loaded: {error}.", remedy)
     yield from judge_gpus(facts, known)
 

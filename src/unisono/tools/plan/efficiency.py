@@ -154,7 +154,7 @@ CAUSES = {
     "shards": "they do not divide evenly, so some workers compute more",
     "contention": "workers slow each other: they share cores, memory bandwidth, caches, clock",
     "stragglers": "each step waits for its slowest worker",
-    "exchange": "adding up, meetings, transfers, and what lies between steps",
+    "exchange": "sums, synchronization, transfers, and the time between steps",
     "update": "the optimizer, as far as workers do not divide it",
 }
 """What makes a step longer than ideal, in words."""
@@ -290,8 +290,8 @@ _HEADS = (
     "workers", "ms a step", "turns differ", "samples/s", "an epoch", "speed-up", "efficiency"
 )  # fmt: skip
 _LEFT_OUT = (
-    "Nothing of this was run. Gradients that leave during the last backward pass make a step "
-    "shorter; latency, what sending costs cores, and the slowest of more workers make it longer."
+    "None of this was run. Gradients that are sent during the last backward pass make a step "
+    "shorter; latency, the cores' time for sending, and the slowest of more workers make it longer."
 )
 
 
@@ -357,9 +357,9 @@ class PlanAnswer:
         is_quiet = max(steps.turns_s) <= (1 + _BUSY) * min(steps.turns_s)
         if is_quiet and (batch_size := pays_from(measured, steps)) is not None:
             yield (
-                f"{most} workers are slower than one, as passes are short beside what sharing a "
-                f"step takes: they gain from a batch of about {batch_size:,} on, or with a larger "
-                f"model."
+                f"{most} workers are slower than one, as passes are short compared with what "
+                f"sharing a step costs: they gain from a batch of about {batch_size:,}, or with a "
+                f"larger model."
             )
         if self.most_asked > most:
             yield f"It ends at {most}: more workers need more `shards`, which give other results."
@@ -375,7 +375,7 @@ class PlanAnswer:
         for name, taken_s, inputs in (
             ("passes", found.passes_s, f"as timed, for {found.shards_of_worker} shards a worker"),
             ("links", found.links_s, f"{sent} at 94 % of {rate:,.4g} Gbit/s"),
-            ("update", found.update_s, f"with sums and meetings, as timed on {each}"),
+            ("update", found.update_s, f"with sums and synchronization, as timed on {each}"),
             ("together", found.step_s, f"{found.speed_up:.2f} times as fast as one worker"),
         ):
             yield f"  {name:9}{_ms(taken_s):>9}  {inputs}"

@@ -88,7 +88,7 @@ def digests_in_words(runs: Sequence[History]) -> str:
     digests = [end.digest if isinstance(end, End) else None for end in ends]
     if None in digests:
         missing = [name(run.name) for run, one in zip(runs, digests, strict=True) if one is None]
-        return f"Whether they are equal cannot be told: no digest of {', '.join(missing)}."
+        return f"Whether they are equal is unknown: no digest of {', '.join(missing)}."
     if len(set(digests)) == 1:
         return (
             "All digests are equal: the runs ended with the same parameters, buffers and "
@@ -98,10 +98,10 @@ def digests_in_words(runs: Sequence[History]) -> str:
         return "The digests differ, as they must: the runs ended after different numbers of steps."
     if not different_facts(runs):
         return (
-            "The digests differ, though all that the runs tell of themselves is the same: "
+            "The digests differ, although the recorded settings of the runs are the same: "
             "compare their code and data."
         )
-    return "The digests differ; below is what fixes a result and is not the same."
+    return "The digests differ; below are the settings that determine the result and differ."
 
 
 def different_facts(runs: Sequence[History]) -> list[str]:

@@ -275,10 +275,7 @@ def _numbers(steps: Iterable[StepDone]) -> list[int]:
 
 
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:
-    """Return what happened in a run.
-
-    Raises ValueError if the file cannot be read, DataFormatError if a newer version wrote it.
-    """
+    """Return what happened in a run; raise ValueError or DataFormatError if it cannot be read."""
     path = events_file(directory)
     reader, history = EventReader(path), History(name, path.parent.resolve())
     was_enabled = gc.isenabled()
@@ -299,7 +296,7 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
         if reader.num_unreadable:
             told = f" ({plural(reader.num_unreadable, 'line')} cannot be read)"
         raise ValueError(
-            f"{str(path)!r} must tell of a run, but tells nothing{told}: name the folder of a run "
+            f"{str(path)!r} must describe a run, but has no events{told}: name the folder of a run "
             "that has begun."
         )
     return history

@@ -74,8 +74,8 @@ def state(progress: RunProgress) -> State:
     return State(
         "no end yet",
         "warn",
-        "Its file tells of no end: when this page was made it was under way, or was cut off. The "
-        f"last that was heard of it was at {moment(progress.last_unix_s)}.",
+        "Its file records no end: when this page was written, the run was running or had been cut "
+        f"off. Its last event was at {moment(progress.last_unix_s)}.",
     )
 
 

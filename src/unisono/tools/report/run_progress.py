@@ -58,7 +58,7 @@ def said_of(event: Event) -> str | None:
             return f"went back to step {step}"
         case WentBack(step=step, from_step=int(from_step)):
             words = f"went back to step {step} from step {from_step}"
-            return f"{words}: {from_step - step} came again, with the same result"
+            return f"{words}: {from_step - step} were repeated, with the same result"
         case Interrupted():
             return f"interrupted {event.in_words}"
         case Failure(rank=rank):
@@ -114,7 +114,7 @@ class RunProgress:
             case WentBack(step=step, from_step=from_step):
                 self.num_done = step
                 if self.trouble is not None and from_step is not None:
-                    text = f"{self.trouble.text}; steps {step} to {from_step - 1} came again"
+                    text = f"{self.trouble.text}; steps {step} to {from_step - 1} were repeated"
                     self.trouble = replace(self.trouble, text=text)
             case Evaluation():
                 self.evaluation = event

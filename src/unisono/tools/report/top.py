@@ -93,13 +93,13 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
         view = watch.look()
         if view.condition is Condition.AWAITED:
             raise ValueError(
-                f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has "
+                f"{str(path)!r} must describe a run, but has no events yet: wait until it has "
                 "begun, or run this on a terminal without `--once`, which waits for it."
             )
     else:
         if not path_given(directory).is_dir():
             run_folder(directory, may_come=True)
-            say(f"waiting for {shown(directory, 1000)}, which a run makes when it begins")
+            say(f"waiting for {shown(directory, 1000)}, which a run creates when it begins")
         view = _show_live(watch, console)
     console.print(draw(view, console))
 

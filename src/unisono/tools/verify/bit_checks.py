@@ -38,17 +38,17 @@ _RESUMED = {
 _OF_SHARDS = {
     "samples": (
         "samples-lost",
-        "on {workers} workers it has other samples than on one; what the dataset returns depends "
+        "on {workers} workers it has other samples than on one: what the dataset returns depends "
         "on the worker.",
         "Let a sample depend on its index and on the default generators alone: not on "
-        "RANK, the time, the process, or a generator of its own.",
+        "RANK, the time, the process, or its own generator.",
     ),
     "gradients": (
         "gradients-not-averaged",
         "the gradient of `{name}` on {workers} workers differs from that on one, from the same "
         "samples, parameters and buffers.",
-        "Look in the forward pass and the loss for what each worker has for itself: "
-        "attributes that change from call to call, generators of your own, RANK.",
+        "Look in the forward pass and the loss for what differs between workers: "
+        "attributes that change from call to call, your own generators, RANK.",
     ),
 }
 _OF_LOSSES = "mean-of-means"

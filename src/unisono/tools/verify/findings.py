@@ -77,11 +77,11 @@ CHECKS = {
     "when the number of ranks changes; scale it only where the global batch grows with them.",
     "schedule-too-fast": "Step the schedule once for each step of the optimizer, and count its "
     "length in steps of the global batch: `len(loader)` on a rank is that already.",
-    "randomness-same-on-all-ranks": "Seed each rank differently once the model is made: "
+    "randomness-same-on-all-ranks": "Seed each rank differently once the model is created: "
     "`torch.manual_seed(seed + rank)`.",
     "buffers-differ": "Let DDP broadcast them (`broadcast_buffers=True`, its default), use "
     "`SyncBatchNorm`, or average them before you evaluate or save.",
-    "parameters-differ": "Begin with the same weights: seed before the model is made, load or "
+    "parameters-differ": "Begin with the same weights: seed before the model is created, load or "
     "`broadcast` those of rank 0 (DDP does), and let only averaged gradients change them.",
     "evaluation-partial": "`all_reduce` sums and counts before dividing, or evaluate all of it on "
     "one rank.",

@@ -297,7 +297,7 @@ def _judge_apart(
         )
     return JudgedStep(
         "gradients-not-averaged",
-        f"Step {number}: each rank's optimizer got the gradient of its own samples alone; all "
+        f"Step {number}: each rank's optimizer got the gradient of that rank's samples only; all "
         f"{len(apart)} parameters differ between ranks ({shown}).",
     )
 

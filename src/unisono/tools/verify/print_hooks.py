@@ -1,7 +1,4 @@
-"""Watches what a program prints: its numbers, as text, in order.
-
-People believe what the terminal shows, whichever library computed it.
-"""
+"""Watches the numbers that a program prints, because people believe what the terminal shows."""
 
 from __future__ import annotations
 

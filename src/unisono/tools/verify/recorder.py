@@ -108,10 +108,7 @@ class Recorder:
         self._done_path(self.rank).touch()
 
     def stop(self) -> NoReturn:
-        """Leave the program in the middle, once the other ranks have come as far. Collective.
-
-        A rank that left earlier would break a sum that others wait for.
-        """
+        """Leave the program once all ranks have come as far, lest a sum break. Collective."""
         self.end("stopped")
         deadline_s = time.monotonic() + _OTHERS_AT_MOST_S
         others = [self._done_path(rank) for rank in range(self.world_size)]

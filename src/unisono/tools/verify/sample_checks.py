@@ -33,8 +33,8 @@ def _samples_same(seen: TwoRuns) -> Finding:
         if len(first) > 1 and not (others or ranks[0].replaces or ranks[0].is_sliced):
             return wrong(
                 check,
-                f"Every rank reads all {len(first)} samples in each epoch, in an order of its "
-                f"own, so each counts {seen.world_size} times.",
+                f"Every rank reads all {len(first)} samples in each epoch, in its own "
+                f"order, so each counts {seen.world_size} times.",
             )
     return ok(check, f"Ranks computed different samples in {len(steps)} steps.")
 
@@ -93,7 +93,7 @@ def _samples_lost(seen: TwoRuns) -> Finding:
         is_meant = first.replaces or first.drop_last
         if len(together) < len(alone) and not is_meant:
             return wrong(check, f"{told}: {len(alone) - len(together)} are left out.")
-        evidence = f"{told}, as it is made to." if is_meant else f"{told}."
+        evidence = f"{told}, as intended." if is_meant else f"{told}."
     if evidence:
         return ok(check, evidence)
     if seen.ended and seen.one.how == "ended":
@@ -196,7 +196,7 @@ def _partial(check: str, evaluation: Evaluation) -> Finding:
         return wrong(
             check,
             f"Evaluation {at}: all ranks together see {len(everything)} of {num_all} samples.",
-            "Divide the set so that the last ranks get what is left, too.",
+            "Divide the set so that the last ranks also get what is left.",
         )
     if largest == num_all or is_joint:
         told = "Each evaluation covers the whole set, or ranks put their results together."

@@ -181,10 +181,7 @@ def _batches(trace: RawTrace, place: tuple[int, int]) -> list[list[list[Any]]] |
 
 
 def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
-    """Combine the batches of ranks; return them, and how many make one.
-
-    Ranks that read the same samples count once.
-    """
+    """Combine the batches of ranks, equal ones once; return them, and how many make one."""
     if all(plan == plans[0] for plan in plans):
         return plans[0], 1
     rows = [[plan[at] for plan in plans if at < len(plan)] for at in range(max(map(len, plans)))]

@@ -1,7 +1,4 @@
-"""Actions on the best validation: end training, or save the weights.
-
-Every worker makes the same decision.
-"""
+"""Actions on the best validation, the same on every worker: end training, or save the weights."""
 
 from __future__ import annotations
 

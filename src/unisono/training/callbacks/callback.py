@@ -119,10 +119,7 @@ class Fit(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker writes for all.
-
-        False on a worker that repeats what the others have already done.
-        """
+        """Whether this worker writes for all; False if it repeats what others have done."""
 
     @property
     def is_first(self) -> bool:
@@ -252,10 +249,7 @@ class Callback:
         """Called before each step."""
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Called after each step, once parameters are updated, before the schedule steps.
-
-        Called again for a step that is repeated because the run went back.
-        """
+        """Called after each step, even a repeated one: once updated, before the schedule steps."""
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Called after each validation; all workers have the same means.
@@ -275,10 +269,7 @@ class Callback:
         """
 
     def on_checkpoint(self, fit: Fit, step: int) -> None:
-        """Called after a checkpoint at `step` was requested; it may not be written yet.
-
-        Not called on a worker that joins at this step.
-        """
+        """Called after a checkpoint at `step` was requested; not on a worker that joins there."""
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Called after the computing workers changed from `before` to ``fit.ranks``.
@@ -288,10 +279,7 @@ class Callback:
         """
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Called after the run went back from `from_step` to ``fit.step``.
-
-        State saved with the run (``load_state_dict``) has already been restored.
-        """
+        """Called after the run went back from `from_step`; its saved state is already restored."""
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
         """Called after ``fit`` has finished, with all validations and checkpoints."""

@@ -17,10 +17,9 @@ from unisono.training.callbacks.callback import Callback, DoneStep, Fit
 class EMA(Callback):
     """Averages the weights after each step: ``average = decay·average + (1 − decay)·weights``.
 
-    The first average is the weights themselves. It has the bits of torch's
-    ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))``. Like torch, it averages no
-    buffers (BatchNorm's statistics, for example): a model with averaged weights has the trained
-    model's buffers.
+    The first average is the weights themselves. It has the bits of torch's ``AveragedModel(model,
+    multi_avg_fn=get_ema_multi_avg_fn(decay))``. Like torch, it averages no buffers (BatchNorm's
+    statistics, for example): a model with averaged weights has the trained model's buffers.
 
     The average is part of checkpoints, goes back with the run, and is sent to replacements of lost
     workers. Every worker computes all of it, which reads the parameters and the average once and

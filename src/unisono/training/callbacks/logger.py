@@ -163,11 +163,7 @@ class Loggers(Callback):
                 say_alone(fit, no_numbers("the loggers", shown(error, 1000)))
 
     def _started(self, fit: Fit, from_step: int | None) -> subprocess.Popen[bytes]:
-        """Start the process.
-
-        The file is locked here if it is free, so that the first leader's process has the lock
-        before the next one's, however long they take to start.
-        """
+        """Start the process, with the lock if it is free: before that of a later leader."""
         work = {
             "events": str(self._events),
             "lock_file": str(self._lock_file),

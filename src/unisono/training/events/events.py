@@ -218,8 +218,8 @@ class Workers(Event):
     def in_words(self) -> str:
         """What happened, as the file says; otherwise who was lost and who has joined."""
         lost = [f"worker {rank} was lost" for rank in self.lost]
-        joined = [f"worker {rank} has come" for rank in self.joined]
-        return "; ".join(self.why) or "; ".join([*lost, *joined]) or "others compute now"
+        joined = [f"worker {rank} has joined" for rank in self.joined]
+        return "; ".join(self.why) or "; ".join([*lost, *joined]) or "the workers have changed"
 
 
 @dataclass(frozen=True)

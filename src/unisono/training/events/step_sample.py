@@ -56,10 +56,7 @@ class StepSample:
 def sample_of(
     path: Path, *, since_step: int, batch_size: int, is_newest: bool = False
 ) -> StepSample:
-    """Read windows of steps of a call of ``fit`` that began at `since_step`.
-
-    Steps of another `batch_size` are ignored: the last one of an epoch may be smaller.
-    """
+    """Read windows of full batches from a call of ``fit`` that began at `since_step`."""
     fd = open_plain(path, os.O_RDONLY)
     try:
         rows = [list(_rows_of(lines)) for lines in _pieces(fd, since_step, is_newest=is_newest)]
