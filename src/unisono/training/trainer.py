@@ -385,11 +385,11 @@ class Trainer:
             return predictor.once(self._context.replicated_calls)
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
-        """Write the weights under the plain model's names: as safetensors, or as a state dict of
-        `torch.save` if `path` ends in .pt, .pth, .bin, .ckpt or .pkl.
+        """Write the weights under the plain model's names.
 
-        Any rank may call it, alone or with others, between loops and in callbacks; when it returns,
-        the file exists. If several ranks do, each writes the whole file, with the same bytes.
+        The file is safetensors, or a state dict of `torch.save` if `path` ends in .pt, .pth, .bin,
+        .ckpt or .pkl. Any rank may call it between loops and in callbacks; on return, the file
+        exists. If several ranks do, each writes the whole file, with the same bytes.
 
         Args:
             path: the file; a reader finds the old one or the whole new one. Its folder is created.
