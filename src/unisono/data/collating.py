@@ -44,7 +44,7 @@ class Collator:
             self.own.seed(word)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Look again for the program's generators, which may have created others meanwhile."""
+        """Find the program's generators again, as the program may have created new ones."""
         if epoch != self._epoch:
             self._epoch = epoch
             self.own.look()

@@ -82,7 +82,7 @@ def _place(dataset: Any, number: int) -> int:
 
 
 def _in_fork(look: Callable[[object], dict[str, str]]) -> dict[str, str]:
-    """Look in a loader process, unless another thread of this one might hold a lock meanwhile."""
+    """Call `look` in a loader process, unless another thread of this one might hold a lock."""
     if threading.active_count() == 1:
         with suppress(Exception):
             processes = LoaderProcesses(look, 1, iter([None]))

@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 
 def share(make: Callable[[], Value]) -> Value:
-    """Hold a dataset in memory once per host, not once per worker.
+    """Store a dataset in memory once per host, not once per worker.
 
     ::
 

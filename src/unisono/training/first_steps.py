@@ -140,7 +140,7 @@ def _refusing(module: nn.Module, where: str, samples: SamplePlan) -> RemovableHa
             return
         _, _, batch, shard = now().at
         num_samples = 0 if shard is None else samples.shard_size(batch, shard)
-        # More rows, as of the tokens or points of each sample, are more values per channel.
+        # More rows, such as the tokens or points of each sample, give more values per channel.
         if len(args[0]) <= num_samples and math.prod(args[0].shape[2:]) == 1:
             raise ValueError(
                 f"BatchNorm must get more than one value per channel in training, but "

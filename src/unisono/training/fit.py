@@ -416,7 +416,7 @@ class FitUnderWay(Observer):
         self._callbacks.call("on_validation", self, means, seconds)
 
     def _say_once(self, line: str) -> None:
-        """Show a line, unless it was shown before this call repeated its steps."""
+        """Print a line, unless it was printed before this call repeated its steps."""
         if line not in self._said:
             self._said.add(line)
             self.say(line)

@@ -45,7 +45,7 @@ class Observer:
     own_callbacks: Mapping[str, Any] = MappingProxyType({})
 
     def say(self, line: str) -> None:
-        """Show the user one line."""
+        """Print one line for the user."""
         say(line)
 
     def begin(self) -> None:
@@ -111,11 +111,11 @@ class RunContext:
         }
 
     def say(self, line: str) -> None:
-        """Show the user one line."""
+        """Print one line for the user."""
         self.observer.say(line)
 
     def say_once(self, line: str) -> None:
-        """Show one line once in the whole run, if this worker speaks for all."""
+        """Print one line once in the whole run, if this worker speaks for all."""
         if line not in self.told:
             self.told.add(line)
             if self.team.position == 0 and not self.replicated_calls.is_behind:

@@ -104,7 +104,7 @@ class Sweep:
 
     @contextmanager
     def under_way(self) -> Iterator[PartsOf]:
-        """Put the model into ``eval()`` without gradients, and restore everything afterwards.
+        """Switch the model to ``eval()`` without gradients, and restore everything afterwards.
 
         Yield a function of shards, which yields their parts that have samples, batch by batch, and
         raises if a pass changes a parameter.

@@ -149,7 +149,7 @@ class Fit(Protocol):
         """
 
     def say(self, line: str) -> None:
-        """Show one line to the user without disturbing the progress bar.
+        """Print one line for the user without disturbing the progress bar.
 
         Call it with the same line on every worker: the one for which ``is_first`` holds shows
         the line, and that need not be the leader.

@@ -295,7 +295,7 @@ def trouble_at(fit: Fit, path: Path) -> str:
 
 
 def say_alone(fit: Fit, line: str) -> None:
-    """Show a line that only this worker knows.
+    """Print a line that only this worker knows.
 
     ``fit.say`` shows what the first worker says. Once rank 0 was lost and replaced, the leader is
     another worker; its line then goes to standard error, beside the progress bar.

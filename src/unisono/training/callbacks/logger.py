@@ -129,7 +129,7 @@ class Loggers(Callback):
         self._look(fit, None if fit.has_joined else fit.step)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Show, once a second, what the process reports."""
+        """Print the reports of the process once a second."""
         if time.monotonic() - self._looked_at_s >= _LOOK_EVERY_S:
             self._look(fit)
 
@@ -210,7 +210,7 @@ class Loggers(Callback):
         _pipe(process.stdout).close()
 
     def _relay(self, fit: Fit, process: subprocess.Popen[bytes]) -> None:
-        """Show the lines that the process has written."""
+        """Print the lines that the process has written."""
         while said := _pipe(process.stdout).read(_CHUNK_BYTES):
             for line in said.decode(errors="replace").splitlines():
                 say_alone(fit, line)
