@@ -46,7 +46,7 @@ def test_the_best_value_is_the_least_loss_or_the_greatest_else():
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"", "tells nothing:"), (b"x\ny\n", r"\(2 lines cannot be read\)")]
+    ("content", "told"), [(b"", "has no events:"), (b"x\ny\n", r"\(2 lines cannot be read\)")]
 )
 def test_a_file_that_tells_nothing_is_refused(tmp_path, content, told):
     (tmp_path / "events.jsonl").write_bytes(content)

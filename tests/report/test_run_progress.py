@@ -119,7 +119,7 @@ def test_a_pause_between_two_fits_is_no_time_of_them():
         (start_line(step=3, world_size=None), "started again at step 3"),
         (workers(3, ranks=[0], lost=[1], why=["x", "y"]), "x; y"),
         (workers(3, ranks=[0], lost=[1]), "worker 1 was lost"),
-        (workers(3, ranks=[0, 1], joined=[1]), "worker 1 has come"),
+        (workers(3, ranks=[0, 1], joined=[1]), "worker 1 has joined"),
         (workers(3, ranks=[0]), "the workers have changed"),
         (event("went_back", 3), "went back to step 3"),
         (
