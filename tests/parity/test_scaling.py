@@ -112,7 +112,9 @@ def test_gradients_that_no_scale_makes_finite_are_an_error_everywhere():
 @pytest.mark.slow
 def test_the_user_is_told_once(capsys):
     train("adamw", 2)
-    assert capsys.readouterr().out.count("is skipped: its gradients overflow in float16") == 1
+    assert (
+        capsys.readouterr().out.count("is skipped because its gradients overflow in float16") == 1
+    )
 
 
 @pytest.mark.parametrize(

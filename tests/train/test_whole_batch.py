@@ -202,7 +202,7 @@ def test_a_buffer_of_such_a_loss_is_the_same_in_every_way(monkeypatch, tmp_path)
             lambda model, batch: model(*batch)[0].mean(),
             r"one row for each of the \d+ samples .* \(",
         ),
-        (lambda model, batch: "words", "but gave str"),
+        (lambda model, batch: "words", "but returned str"),
     ],
 )
 def test_what_is_no_row_is_refused(embed, words):
