@@ -65,7 +65,7 @@ def test_a_launcher_for_each_task_is_refused(task, script, monkeypatch):
             "`--nnodes` must be a number of hosts, or the least and the most, but",
         ),
         (["--nnodes", "2"], "`--node-rank` must be the number of this host, 0 … 1"),
-        (["--nnodes", "2", "--node-rank", "2"], "another one on each of 2, but is 2"),
+        (["--nnodes", "2", "--node-rank", "2"], "different on each of 2, but is 2"),
         (["--nnodes", "2", "--node-rank", "0"], "`--rendezvous` must be the address of host 0"),
         (["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:0"], "but is a:0"),
         (
@@ -120,5 +120,5 @@ def test_the_rendezvous_must_be_free_and_on_host_0(script, monkeypatch):
 
 def test_hosts_are_in_the_order_of_their_numbers():
     assert sizes_of_hosts([(2, 1), (0, 4), (1, 3)]) == [4, 3, 1]
-    with pytest.raises(RendezvousError, match="another one on each of 3 hosts, but is 1 on 2"):
+    with pytest.raises(RendezvousError, match="must differ on each of 3 hosts, but is 1 on 2"):
         sizes_of_hosts([(1, 1), (0, 4), (1, 3)])

@@ -47,7 +47,7 @@ def read_hosts(
         return None
     if node_rank is None or not 0 <= node_rank < nnodes.most:
         raise Refusal(
-            f"`--node-rank` must be the number of this host, 0 … {nnodes.most - 1}, another one on "
+            f"`--node-rank` must be the number of this host, 0 … {nnodes.most - 1}, different on "
             f"each of {nnodes.most}, but is {'not given' if node_rank is None else node_rank}: add "
             f"`--node-rank 0` on the first host, `--node-rank 1` on the next."
         )
