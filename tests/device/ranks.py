@@ -20,9 +20,10 @@ from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import Death, Job
 from torch import nn
 
-from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
-from unisono.engine.exchange.sharded import ShardedStagedExchange, ShardedStagedHostsExchange
-from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.exchange.exchange import Exchange, ExchangeKind
+from unisono.engine.exchange.host_memory import HostMemoryCarriage
+from unisono.engine.exchange.owned_pieces import OwnedPieces
+from unisono.engine.exchange.replicas import Replicas
 from unisono.engine.state.contents import digest_of, digest_of_weights, place
 from unisono.engine.state.optimizer_state import group_options, take_state
 from unisono.engine.step.engine import StepEngine
@@ -101,10 +102,14 @@ def train(
     if not team.is_leader:
         _scribble(model)  # when a loop begins, all take the leader's values
     _to(model, updates, device)
-    cls = (StagedExchange, StagedHostsExchange, ShardedStagedExchange, ShardedStagedHostsExchange)[
-        (len(team.hosts) > 1) + 2 * is_sharded
-    ]
-    exchange = cls(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
+    exchange = Exchange(
+        ExchangeKind(HostMemoryCarriage, OwnedPieces if is_sharded else Replicas),
+        *(model, updates),
+        shards=SHARDS,
+        team=team,
+        device=device,
+        new_key=1,
+    )
     allowed = {"item"} if clip_norm else set()
     engine = StepEngine(
         model, updates, exchange, seed=SEED, team=team, clipping={"": Clipping(norm=clip_norm)}
@@ -204,7 +209,7 @@ def _take_step(
 def _snapshot(engine: StepEngine, team: Team, step: int, optimizer: torch.optim.Optimizer) -> None:
     def describe() -> Any:
         exchange = engine.exchange
-        tensors, numbers = take_state(optimizer, exchange._named_whole())
+        tensors, numbers = take_state(optimizer, exchange.named_whole())
         return {"step": step, "numbers": numbers, "groups": group_options(optimizer)}, tensors
 
     assert engine.between.take_snapshot(step, describe, wait=True) is not None

@@ -6,7 +6,7 @@ import pytest
 from tests.device import ranks
 from tests.workers.desk import MOMENTS, Death
 
-from unisono.engine.exchange import host_all_reduce, staged
+from unisono.engine.exchange import host_memory, lanes
 from unisono.errors import NonFiniteLossError
 from unisono.runtime.workers import meeting_point
 from unisono.runtime.workers.control_block import ControlBlock
@@ -57,8 +57,8 @@ def test_a_step_has_the_bits_of_one_worker_on_the_cpu(
 def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
     accelerator, monkeypatch, control_of, hosts, optimizer
 ):
-    monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
-    monkeypatch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)
+    monkeypatch.setattr(host_memory, "BUCKET_BYTES", 512)
+    monkeypatch.setattr(lanes, "_SLICE_BYTES", 1024)
     results = ranks.run(control_of(sum(map(len, hosts))), optimizer=optimizer, hosts=hosts)
     check(results, optimizer)
 
@@ -68,8 +68,8 @@ def test_hosts_have_the_bits_of_one_worker_on_the_cpu(
 def test_divided_state_has_the_bits_of_one_worker_on_the_cpu(
     accelerator, monkeypatch, control_of, hosts, clip_norm
 ):
-    monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
-    monkeypatch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)
+    monkeypatch.setattr(host_memory, "BUCKET_BYTES", 512)
+    monkeypatch.setattr(lanes, "_SLICE_BYTES", 1024)
     results = ranks.run(control_of(3), clip_norm=clip_norm, hosts=hosts, is_sharded=True)
     check(results, "adam", clip_norm)
 

@@ -11,16 +11,13 @@ from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import MOMENTS, Death, Job
 from torch import nn
 
-from unisono.engine.exchange import group_exchange, host_all_reduce
-from unisono.engine.exchange.group_exchange import GroupExchange
-from unisono.engine.exchange.hosts_exchange import (
-    GroupHostsExchange,
-    HostsExchange,
-    StagedHostsExchange,
-)
-from unisono.engine.exchange.sharded import ShardedStagedExchange, ShardedStagedHostsExchange
-from unisono.engine.exchange.shared import SharedExchange
-from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.exchange import group, lanes
+from unisono.engine.exchange.exchange import Exchange, ExchangeKind
+from unisono.engine.exchange.group import GroupCarriage
+from unisono.engine.exchange.host_memory import HostMemoryCarriage
+from unisono.engine.exchange.owned_pieces import OwnedPieces
+from unisono.engine.exchange.replicas import Replicas
+from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.contents import digest_of, place
 from unisono.engine.state.optimizer_state import group_options, take_state
 from unisono.engine.step.transforms import Clipping
@@ -29,12 +26,11 @@ from unisono.plan.summation import tree_sum
 from unisono.runtime.device import on_host
 from unisono.runtime.workers import meeting_point
 
-REPLACING = [SharedExchange, StagedExchange, GroupExchange, ShardedStagedExchange]
-BETWEEN_HOSTS = [
-    *(HostsExchange, StagedHostsExchange, GroupHostsExchange),
-    ShardedStagedHostsExchange,
-]
-EXCHANGES = [*REPLACING, *BETWEEN_HOSTS]
+SHARED = ExchangeKind(HostMemoryCarriage, SharedCopy)
+STAGED = ExchangeKind(HostMemoryCarriage, Replicas)
+ZERO = ExchangeKind(HostMemoryCarriage, OwnedPieces)
+GROUP = ExchangeKind(GroupCarriage, Replicas)
+KINDS = {"shared": SHARED, "staged": STAGED, "group": GROUP, "zero": ZERO}
 STEPS = 3  # in the first one no process group is connected yet
 
 
@@ -42,7 +38,7 @@ STEPS = 3  # in the first one no process group is connected yet
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
-        patch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)  # several buckets a lane
+        patch.setattr(lanes, "_SLICE_BYTES", 1024)  # several buckets a lane
         yield
 
 
@@ -121,21 +117,16 @@ def same_bits(here, there):
 
 
 def snapshot(exchange, team, step, optimizer):
-    named = dict(model_of(exchange).named_parameters())
     while True:
         exchange.give_changes()
         tensors, numbers = {}, {}
-        if exchange.optimizer_state is None and team.leads_host:
-            tensors, numbers = take_state(optimizer, named)
+        if team.leads_host:
+            tensors, numbers = take_state(optimizer, exchange.named_whole())
         facts = {"step": step, "numbers": numbers, "groups": group_options(optimizer)}
         slot = exchange.save(facts, tensors)
         if team.meet("snapshot"):
             exchange.memory.snapshots.complete(slot)
             return
-
-
-def model_of(exchange):
-    return exchange._model
 
 
 def publish(exchange, parts, step):
@@ -191,11 +182,13 @@ def take_step(exchange, optimizer, step):
     return sums
 
 
-def bound(team, cls, optimizer, num_shards, device=None):
+def bound(team, kind, optimizer, num_shards, device=None):
     model, updates = make(optimizer)
     if device is not None:
         place(model, updates, device)
-    exchange = cls(model, updates, shards=num_shards, team=team, device=device, new_key=1)
+    exchange = Exchange(
+        kind, model, updates, shards=num_shards, team=team, device=device, new_key=1
+    )
     return model, updates, exchange
 
 
@@ -205,8 +198,8 @@ def on_devices(shard, step, original=gradients_of):
     return [one if one is None else one.to(there) for one in original(shard, step)]
 
 
-def train(team, cls, optimizer, num_shards, device=None):
-    model, updates, exchange = bound(team, cls, optimizer, num_shards, device)
+def train(team, kind, optimizer, num_shards, device=None):
+    model, updates, exchange = bound(team, kind, optimizer, num_shards, device)
     seen, step = {}, 0
     snapshot(exchange, team, 0, updates)
     while step < STEPS:
@@ -228,15 +221,11 @@ def train(team, cls, optimizer, num_shards, device=None):
     return seen, digest_of(model, updates)
 
 
-def job_of(cls, control, deaths=()):
-    return (HostsJob if cls in BETWEEN_HOSTS else Job)(control, deaths)
-
-
 @pytest.fixture
 def run(control_of):
-    def run_with(world_size, cls, optimizer, num_shards, *deaths):
-        job = job_of(cls, control_of(world_size), deaths)
-        return job.run(lambda team: train(team, cls, optimizer, num_shards))
+    def run_with(world_size, job, kind, optimizer, num_shards, *deaths):
+        threads = job(control_of(world_size), deaths)
+        return threads.run(lambda team: train(team, kind, optimizer, num_shards))
 
     return run_with
 
@@ -252,39 +241,48 @@ def check(results, optimizer, num_shards):
         assert found == digest, rank
 
 
-def on_each(exchanges, *cases):
-    """Cases of an optimizer and more, on exchanges that take it: not all take whole updates."""
+def on_each(*cases):
+    """Cases of an optimizer and more, of kinds that take it: not all take whole updates."""
     return [
-        pytest.param(cls, *case, marks=marks)
-        for cls in exchanges
+        pytest.param(kind, *case, marks=marks, id="-".join([name, *map(as_id, case)]))
+        for name, kind in KINDS.items()
         for *case, marks in cases
-        if case[0] is adam or not issubclass(cls, ShardedStagedExchange)
+        if case[0] is adam or kind is not ZERO
     ]
 
 
-@pytest.mark.parametrize(("cls", "optimizer"), on_each(EXCHANGES, (adam, ()), (normed, ())))
+def as_id(value):
+    return getattr(value, "__name__", str(value))
+
+
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+each_job = pytest.mark.parametrize("job", [Job, HostsJob], ids=["one host", "hosts"])
+
+
+@each_job
+@pytest.mark.parametrize(("kind", "optimizer"), on_each((adam, ()), (normed, ())))
 @pytest.mark.parametrize(
     ("world_size", "num_shards"), [(1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8)]
 )
-def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size, num_shards):
-    results = run(world_size, cls, optimizer, num_shards)
+def test_sums_and_updates_are_those_of_the_tree(run, job, kind, optimizer, world_size, num_shards):
+    results = run(world_size, job, kind, optimizer, num_shards)
     assert len(results) == world_size
     check(results, optimizer, num_shards)
 
 
-@pytest.mark.parametrize("cls", BETWEEN_HOSTS)
+@each_kind
 @pytest.mark.parametrize("num_shards", [5, 8])
 @pytest.mark.parametrize(
     "hosts", [((0, 1), (2, 3)), ((0,), (1,), (2, 3)), ((0, 1, 2), (3,))], ids=str
 )
-def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, cls, hosts, num_shards):
+def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, kind, hosts, num_shards):
     job = HostsJob(control_of(4), ranks_of_host=hosts)
-    results = job.run(lambda team: train(team, cls, adam, num_shards))
+    results = job.run(lambda team: train(team, kind, adam, num_shards))
     assert len(results) == 4
     check(results, adam, num_shards)
 
 
-class ExchangeOnFastNetwork(GroupHostsExchange):
+class OnFastNetwork(GroupCarriage):
     """All sums are there before others have told which parameters have gradients."""
 
     def gather(self, purpose):
@@ -298,24 +296,24 @@ def test_sums_that_come_before_what_is_told_of_them_are_right(control_of, hosts)
     size = sum(map(len, hosts))
     job = HostsJob(control_of(size), ranks_of_host=hosts)
     # Shard 0 is a worker's own: it has one more gradient from the second step on.
-    results = job.run(lambda team: train(team, ExchangeOnFastNetwork, adam, size))
+    kind = ExchangeKind(OnFastNetwork, Replicas)
+    results = job.run(lambda team: train(team, kind, adam, size))
     check(results, adam, size)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize(
-    ("cls", "optimizer", "rank"),
+    ("kind", "optimizer", "rank"),
     on_each(
-        REPLACING,
         *((adam, 0, ()), (adam, 1, ()), (adam, 2, ()), (normed, 1, ())),
         *((normed, 0, pytest.mark.long), (normed, 2, pytest.mark.long)),
     ),
 )
-def test_a_worker_may_be_lost_at_every_meeting(monkeypatch, run, cls, optimizer, moment, rank):
-    monkeypatch.setattr(group_exchange, "_PATIENCE_S", 0.02)
+def test_a_worker_may_be_lost_at_every_meeting(monkeypatch, run, kind, optimizer, moment, rank):
+    monkeypatch.setattr(group, "_PATIENCE_S", 0.02)
     for meeting in range(5, 16):  # behind the first snapshot
-        results = run(3, cls, optimizer, 8, Death(rank, meeting, moment))
+        results = run(3, Job, kind, optimizer, 8, Death(rank, meeting, moment))
         assert results.keys() | {rank} == {0, 1, 2}
         check(results, optimizer, 8)
 
@@ -324,7 +322,7 @@ def test_nobody_goes_on_from_a_snapshot_while_others_read_what_the_lost_step_lef
     seen = []
 
     def work(team):
-        _, updates, exchange = bound(team, ShardedStagedExchange, adam, 3)
+        _, updates, exchange = bound(team, ZERO, adam, 3)
         snapshot(exchange, team, 0, updates)
         more = exchange.division.mine
         assert not exchange.is_lost
@@ -368,9 +366,9 @@ def is_taken_away(exchange, part, gradients):
     gradients[4] = None
 
 
-def sums_of_what_changes(team, cls, how, only_rank, device=None):
+def sums_of_what_changes(team, kind, how, only_rank, device=None):
     """The sums of some steps in which gradients change after they were published early."""
-    _, _, exchange = bound(team, cls, adam, team.world.world_size, device)
+    _, _, exchange = bound(team, kind, adam, team.world.world_size, device)
     found, took_early = [], []
     for _ in range(4):
         part = exchange.division.mine[0]
@@ -392,13 +390,19 @@ def sums_of_what_changes(team, cls, how, only_rank, device=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [GroupExchange, *BETWEEN_HOSTS])
+@pytest.mark.parametrize(
+    ("job", "kind"),
+    [(Job, GROUP), *((HostsJob, kind) for kind in KINDS.values())],
+    ids=["group", *(f"{name} on hosts" for name in KINDS)],
+)
 # The last of three has no lane, as its neighbour has.
 @pytest.mark.parametrize(("num_ranks", "only_rank"), [(2, None), (2, 1), (3, 2)])
 @pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])
-def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, num_ranks, only_rank):
-    job = job_of(cls, control_of(num_ranks))
-    results = job.run(lambda team: sums_of_what_changes(team, cls, how, only_rank))
+def test_what_comes_early_does_not_count_if_it_changes(
+    control_of, job, kind, how, num_ranks, only_rank
+):
+    threads = job(control_of(num_ranks))
+    results = threads.run(lambda team: sums_of_what_changes(team, kind, how, only_rank))
     check_changed(results, how, only_rank)
 
 
@@ -417,20 +421,20 @@ def check_changed(results, how, only_rank):
 
 def await_begun(exchange):
     """Wait until the buckets of a lane are on their way, where a thread sends them."""
-    if isinstance(exchange, (HostsExchange, StagedHostsExchange)) and exchange._all_reduce.lane:
-        all_reduce = exchange._all_reduce
-        while len(all_reduce._pipeline._under_way) < len(all_reduce._buckets):
+    between = exchange._between
+    if isinstance(between, lanes.Lanes) and between.lane and between._buckets:
+        while len(between._pipeline._under_way) < len(between._buckets):
             time.sleep(0.001)
 
 
-@pytest.mark.parametrize("cls", EXCHANGES)
-def test_sparse_gradients_are_refused(cls, control_of):
+@each_kind
+def test_sparse_gradients_are_refused(kind, control_of):
     def work(team):
-        _, _, exchange = bound(team, cls, adam, 1)
+        _, _, exchange = bound(team, kind, adam, 1)
         gradients = gradients_of(1, 0)
         gradients[0] = gradients[0].to_sparse()
         exchange.publish(exchange.division.mine[0], gradients)
 
-    error = job_of(cls, control_of(1)).run(work)[0]
+    error = Job(control_of(1)).run(work)[0]
     assert isinstance(error, TypeError)
     assert "gradients must be dense" in str(error)

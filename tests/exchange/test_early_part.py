@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.device import ranks
 
-from unisono.engine.exchange import staged
+from unisono.engine.exchange import host_memory
 from unisono.engine.exchange.arena import lay_out
 from unisono.engine.exchange.early_part import PartBuckets
 from unisono.runtime.device import Copies
@@ -49,7 +49,7 @@ def test_every_byte_is_given_after_its_last_change(numels, num_bytes, data):
 def test_buckets_of_any_size_give_the_same_bits(accelerator, control_of, world_size):
     expected = ranks.run(control_of(1), kind="cpu", optimizer="adam")[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged, "BUCKET_BYTES", 64)
+        patch.setattr(host_memory, "BUCKET_BYTES", 64)
         results = ranks.run(control_of(world_size), optimizer="adam")
     assert list(results.values()) == [expected] * world_size
 
@@ -68,7 +68,7 @@ def test_buckets_are_copied_before_the_backward_pass_ends(accelerator, control_o
 
     original, of_gradient = Copies.to_host, PartBuckets.mark
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged, "BUCKET_BYTES", 64)
+        patch.setattr(host_memory, "BUCKET_BYTES", 64)
         patch.setattr(Copies, "to_host", to_host)
         patch.setattr(PartBuckets, "mark", mark)
         ranks.run(control_of(2), optimizer="adam")

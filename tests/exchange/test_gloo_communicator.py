@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from tests.exchange.test_contract import adam, check, train
+from tests.exchange.test_contract import GROUP, adam, check, train
 from tests.workers.desk import Job
 
 from unisono.engine.exchange import gloo_communicator
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.gloo_communicator import GlooCommunicator, GlooTransfer
-from unisono.engine.exchange.group_exchange import GroupExchange
 from unisono.errors import UnisonoError
 
 
@@ -61,7 +60,7 @@ def test_one_worker_may_fail_to_connect(control_of, monkeypatch, failing):
 
     # Of the class torch's constructor makes the options, too.
     monkeypatch.setattr(gloo_communicator, "ProcessGroupGloo", Group)
-    results = Job(control_of(3)).run(lambda team: train(team, GroupExchange, adam, 8))
+    results = Job(control_of(3)).run(lambda team: train(team, GROUP, adam, 8))
     assert len(made) > 1 + failing
     check(results, adam, 8)
 
@@ -72,7 +71,7 @@ def test_who_cannot_connect_is_told_the_way_out(control_of, monkeypatch):
             raise RuntimeError("no such interface")
 
     monkeypatch.setattr(gloo_communicator, "ProcessGroupGloo", Group)
-    results = Job(control_of(2)).run(lambda team: train(team, GroupExchange, adam, 8))
+    results = Job(control_of(2)).run(lambda team: train(team, GROUP, adam, 8))
     for result in results.values():
         assert isinstance(result, UnisonoError)
         assert "no such interface on rank 0): leave UNISONO_EXCHANGE out" in str(result)

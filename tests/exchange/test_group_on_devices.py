@@ -4,6 +4,8 @@ Streams order what follows. The accelerator raises where one of two operations o
 not ordered after the other.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from tests.exchange import test_contract
@@ -13,48 +15,46 @@ from tests.exchange.test_contract import adam, check, normed, on_devices, train
 from tests.workers.desk import Death, Job
 
 from unisono.engine.exchange import nccl_communicator
-from unisono.engine.exchange.group_exchange import GroupExchange
-from unisono.engine.exchange.hosts_exchange import GroupHostsExchange
+from unisono.engine.exchange.exchange import ExchangeKind
+from unisono.engine.exchange.group import GroupCarriage
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
+from unisono.engine.exchange.replicas import Replicas
 from unisono.runtime.device import Device
 
 
-class AsWithNccl(GroupExchange):
-    def _connect(self):
-        return NcclCommunicator(self._team, self.device.torch, FakeNccl)
+def connect(team, device):
+    return NcclCommunicator(team, device.torch, FakeNccl)
 
 
-class AsWithNcclOnHosts(GroupHostsExchange):
-    _connect = AsWithNccl._connect
+AS_WITH_NCCL = ExchangeKind(partial(GroupCarriage, connect=connect), Replicas)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("optimizer", "cls", "world_size", "deaths"),
+    ("optimizer", "job", "world_size", "deaths"),
     [
         (optimizer, *case)
         for optimizer in (adam, normed)
         for case in (
-            (AsWithNccl, 1, ()),
-            (AsWithNccl, 2, ()),
-            (AsWithNccl, 3, (Death(1, 9, "before"),)),
-            (AsWithNcclOnHosts, 3, ()),
+            (Job, 1, ()),
+            (Job, 2, ()),
+            (Job, 3, (Death(1, 9, "before"),)),
+            (HostsJob, 3, ()),
         )
     ],
 )
 def test_bits_are_those_of_cpus(
-    accelerator, monkeypatch, control_of, optimizer, cls, world_size, deaths
+    accelerator, monkeypatch, control_of, optimizer, job, world_size, deaths
 ):
     settings = {**nccl_communicator._ENVIRONMENT, "NCCL_SOCKET_IFNAME": "lo"}
     for name, value in settings.items():  # workers are threads here
         monkeypatch.setenv(name, value)
     test_contract.expected(optimizer, 8)
     monkeypatch.setattr(test_contract, "gradients_of", on_devices)
-    job = (HostsJob if cls is AsWithNcclOnHosts else Job)(control_of(world_size), deaths)
 
     def work(team):
-        return train(team, cls, optimizer, 8, Device(torch.device("sim", team.world.rank)))
+        return train(team, AS_WITH_NCCL, optimizer, 8, Device(torch.device("sim", team.world.rank)))
 
-    results = job.run(work)
+    results = job(control_of(world_size), deaths).run(work)
     assert len(results) == world_size - len(deaths)
     check(results, optimizer, 8)

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE
-from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.exchange.host_memory import HostMemoryCarriage
 from unisono.engine.state.contents import digest_of
 
 pytestmark = pytest.mark.slow
@@ -55,13 +55,13 @@ def train_recomputed():
 def train_with_a_slow_reader():
     """Worker 1 copies the sums of the last step when worker 0 has done with the loop."""
     if unisono.world().rank == 1:
-        read = StagedExchange._sums_within
+        take = HostMemoryCarriage.take_sums
 
-        def slow(exchange, start, stop):
+        def slow(carriage, *, with_own):
             time.sleep(0.03)
-            yield from read(exchange, start, stop)
+            take(carriage, with_own=with_own)
 
-        StagedExchange._sums_within = slow
+        HostMemoryCarriage.take_sums = slow
     return train_recomputed()
 
 

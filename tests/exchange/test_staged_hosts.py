@@ -5,6 +5,7 @@ import torch
 from tests.exchange import test_contract
 from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.test_contract import (
+    STAGED,
     adam,
     bound,
     changes_in_place,
@@ -16,15 +17,14 @@ from tests.exchange.test_contract import (
     sums_of_what_changes,
 )
 
-from unisono.engine.exchange import host_all_reduce, staged
-from unisono.engine.exchange.hosts_exchange import StagedHostsExchange
+from unisono.engine.exchange import host_memory, lanes
 from unisono.runtime.device import Device
 
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
-    monkeypatch.setattr(staged, "BUCKET_BYTES", 512)
-    monkeypatch.setattr(host_all_reduce, "_SLICE_BYTES", 1024)
+    monkeypatch.setattr(host_memory, "BUCKET_BYTES", 512)
+    monkeypatch.setattr(lanes, "_SLICE_BYTES", 1024)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_leaves_a_device_early_does_not_count_if_it_changes(
 
     def work(team):
         device = Device(torch.device("sim", team.world.rank))
-        return sums_of_what_changes(team, StagedHostsExchange, how, only_rank, device)
+        return sums_of_what_changes(team, STAGED, how, only_rank, device)
 
     with monkeypatch.context() as patch:
         patch.setattr(test_contract, "gradients_of", on_devices)
@@ -49,14 +49,14 @@ def test_what_leaves_a_device_early_does_not_count_if_it_changes(
 def test_a_worker_without_a_lane_counts_nothing_of_the_step_before(accelerator, control_of):
     def work(team):
         device = Device(torch.device("sim", team.world.rank))
-        _, _, exchange = bound(team, StagedHostsExchange, adam, 3, device)
+        _, _, exchange = bound(team, STAGED, adam, 3, device)
         are_all_there = []
         for _ in range(3):
             part = exchange.division.mine[0]
             gradients = on_devices(part.lo % 2, 1)  # all parameters have one
             for index in reversed(range(len(gradients))):
                 exchange.publish_early(part, index, gradients[index])
-                are_all_there.append(index > 0 and exchange._all_reduce.ready.has_all)
+                are_all_there.append(index > 0 and exchange._between.ready.has_all)
             exchange.publish(part, gradients)
             assert exchange.gather("gradients") is None
             exchange.add_up("sums")

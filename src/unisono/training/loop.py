@@ -31,6 +31,7 @@ from unisono.data.epoch_order import EpochOrder, KeptOrder
 from unisono.data.fetch import Fetch
 from unisono.data.loader import Loader
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, divides_state
+from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.state.contents import check_contents
 from unisono.engine.state.optimizer_state import (
     group_options,
@@ -369,13 +370,14 @@ def _engine(
     if run.replicated_calls.is_loop_kept:
         run.memory = None  # kept: a replacement needs what each loop ended with
     kind = chosen(run.exchange, optimizer)
-    if divides_state(run.exchange) and not kind.is_in_pieces:
+    if divides_state(run.exchange) and not kind.ownership.is_in_pieces:
         run.say_once(
             f"each worker keeps the whole optimizer state, despite "
             f"{EXCHANGE_VARIABLE}={run.exchange}: {kind_of(optimizer)} needs whole parameters, or "
             f"has hooks."
         )
-    exchange = kind(
+    exchange = Exchange(
+        kind,
         model,
         optimizer,
         shards=plan.samples.shards,

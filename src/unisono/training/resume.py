@@ -27,7 +27,7 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 
 from unisono.engine.exchange.choice import chosen
-from unisono.engine.exchange.shared import SharedExchange
+from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import Snapshot, bytes_at_most, check_fits
 from unisono.errors import CheckpointError
@@ -200,9 +200,7 @@ def _put_back(
         return
     optimizer = run.kept.optimizer
     # These copy the state into their own memory when the loop begins, which is next.
-    lends = is_elementwise(optimizer) and issubclass(
-        chosen(run.exchange, optimizer), SharedExchange
-    )
+    lends = is_elementwise(optimizer) and chosen(run.exchange, optimizer).ownership is SharedCopy
     # Until that later loop the program may still extend its optimizer, for example.
     with contextlib.suppress(*[CheckpointError] * is_ahead):
         hidden = run.kept.hidden

@@ -149,8 +149,7 @@ class Run:
         replicas_for = THINGS["closure"] if has_closure else ""
         if options.on_gradients is not None:
             replicas_for = "`on_gradients`"
-        num_hosts = len(team.hosts)
-        exchange = name_of_exchange(self.device, replicas_for=replicas_for, num_hosts=num_hosts)
+        exchange = name_of_exchange(self.device, replicas_for=replicas_for)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():
             options.clipping_of(name).check_fits(member)

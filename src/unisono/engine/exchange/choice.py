@@ -7,9 +7,12 @@ import os
 from torch import distributed
 from torch.optim import Optimizer
 
-from unisono.engine.exchange.protocol import Exchange
-from unisono.engine.exchange.shared import SharedExchange
-from unisono.engine.exchange.staged import StagedExchange
+from unisono.engine.exchange.exchange import ExchangeKind
+from unisono.engine.exchange.host_memory import HostMemoryCarriage
+from unisono.engine.exchange.owned_pieces import OwnedPieces
+from unisono.engine.exchange.ownership import Ownership
+from unisono.engine.exchange.replicas import Replicas
+from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.runtime.device import Device
 from unisono.runtime.workers.team import Team
@@ -17,11 +20,10 @@ from unisono.runtime.workers.team import Team
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
 EXCHANGES = ("auto", "shared", "staged", "nccl", "gloo", "zero")
 AUTO, SHARED, STAGED, NCCL, GLOO, ZERO = EXCHANGES
-_ON_HOSTS = " on hosts"  # behind the names of those that are used where there are several
 _OTHERWISE = f"leave it out, or set {EXCHANGE_VARIABLE}={STAGED}"
 
 
-def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int = 1) -> str:
+def name_of_exchange(device: Device, *, replicas_for: str = "") -> str:
     """Find the exchange of a worker: what the environment names, or what is usual on its device.
 
     On the CPU it remains for :func:`chosen` to say what is usual for an optimizer.
@@ -35,7 +37,7 @@ def name_of_exchange(device: Device, *, replicas_for: str = "", num_hosts: int =
     if name == AUTO and (replicas_for or not device.is_host):
         name = STAGED
     _check_fits(name, device, replicas_for)
-    return name if num_hosts == 1 else name + _ON_HOSTS
+    return name
 
 
 def _check_fits(name: str, device: Device, replicas_for: str) -> None:
@@ -69,12 +71,12 @@ def _check_fits(name: str, device: Device, replicas_for: str) -> None:
 
 def divides_state(name: str) -> bool:
     """Return whether an exchange is to divide the optimizer's state among workers."""
-    return name.startswith(ZERO)
+    return name == ZERO
 
 
 def check_devices(name: str, device: Device, team: Team) -> None:
     """Raise ValueError where two workers share a GPU and NCCL is to connect them. Collective."""
-    if not name.startswith(NCCL) or team.size == 1:
+    if name != NCCL or team.size == 1:
         return
     seen: dict[bytes, int] = {}
     for rank, identity in team.gather(device.identity.encode(), "choice of exchange").items():
@@ -87,27 +89,20 @@ def check_devices(name: str, device: Device, team: Team) -> None:
         seen[identity] = rank
 
 
-def chosen(name: str, optimizer: Optimizer) -> type[Exchange]:
-    """Find an exchange by what :func:`name_of_exchange` has given.
+def chosen(name: str, optimizer: Optimizer) -> ExchangeKind:
+    """Return what an exchange is put together of, by the name of :func:`name_of_exchange`.
 
     Where an optimizer looks at whole parameters, each worker has its whole state, as a program may
     read it between steps; unless the environment names the exchange with one copy for all.
     """
-    kind, is_on_hosts = name.removesuffix(_ON_HOSTS), name.endswith(_ON_HOSTS)
-    if kind in (AUTO, ZERO) and not is_elementwise(optimizer):
-        kind = STAGED
-    elif kind == AUTO:
-        kind = SHARED
-    if kind in (SHARED, STAGED) and not is_on_hosts:
-        return SharedExchange if kind == SHARED else StagedExchange
-    # These need a torch that has process groups; those above do not.
-    from unisono.engine.exchange import group_exchange, hosts_exchange, sharded
+    if name in (AUTO, ZERO) and not is_elementwise(optimizer):
+        name = STAGED
+    elif name == AUTO:
+        name = SHARED
+    if name in (NCCL, GLOO):
+        from unisono.engine.exchange.group import GroupCarriage  # needs process groups
 
-    if not is_on_hosts:
-        return sharded.ShardedStagedExchange if kind == ZERO else group_exchange.GroupExchange
-    classes: dict[str, type[Exchange]] = {
-        SHARED: hosts_exchange.HostsExchange,
-        STAGED: hosts_exchange.StagedHostsExchange,
-        ZERO: sharded.ShardedStagedHostsExchange,
-    }
-    return classes.get(kind, hosts_exchange.GroupHostsExchange)
+        return ExchangeKind(GroupCarriage, Replicas)
+    owners: dict[str, type[Ownership]]
+    owners = {SHARED: SharedCopy, STAGED: Replicas, ZERO: OwnedPieces}
+    return ExchangeKind(HostMemoryCarriage, owners[name])

@@ -14,6 +14,7 @@ has gradients for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 from unisono.engine.exchange.arena import Arena, Region, size_of
 from unisono.engine.exchange.bucket_pipeline import ParameterBucket, Rounds
@@ -25,14 +26,14 @@ from unisono.runtime.workers.memory import Memory, aligned
 _ROUNDS = 2
 
 
+@final
 class LaneMemory:
-    """What this worker adds up of a lane: parts of this host, and the sums of all. Final.
+    """What this worker adds up of a lane: parts of this host, and the sums of all in its memory.
 
     Args:
         held: the parts of each host.
         host: which one this is.
         parts: those of all workers.
-        totals, totals_at: where the sums of all go, laid out as a part from this byte on.
     """
 
     def __init__(
@@ -41,11 +42,8 @@ class LaneMemory:
         held: Sequence[Sequence[Node]],
         host: int,
         parts: Sequence[Node],
-        totals: Memory,
-        totals_at: int,
     ) -> None:
         self.arena, self.held, self.host = arena, held, host
-        self.totals, self.totals_at = totals, totals_at
         self.within = {part: within(part, parts) for part in held[host]}
         num_bytes = size_of(arena.plan.parameters)
         self._sums = {
@@ -64,8 +62,9 @@ class LaneMemory:
         return Region(memory, first + bucket.start, bucket.slots)
 
 
+@final
 class HostBucket:
-    """One bucket, of which each host adds up a slice; its number is that in the lane. Final."""
+    """One bucket, of which each host adds up a slice; its number is that in the lane."""
 
     _frames: tuple[int, int]  # what slices and sums of a turn are numbered
 
@@ -90,7 +89,7 @@ class HostBucket:
             for node in nodes
         ]
         mine = list(pieces_within(bucket.slots, start, stop))
-        totals = Region(memory.totals, memory.totals_at + bucket.start, bucket.slots)
+        totals = Region(arena.memory, arena.sums.start + bucket.start, bucket.slots)
         published = PublishedParts(nodes, [(self._flags[node],) for node in nodes], regions)
         self._sum = OrderedSum(published, mine, totals.pieces(mine))
         self._inner = {
@@ -144,8 +143,8 @@ class HostBucket:
 
     def _totals(self, host: int) -> memoryview:
         """View the sums that one host makes."""
-        memory, start = self._memory, self._bucket.start + self._bounds[host][0]
-        return memory.totals.view(memory.totals_at + start, self._length(host))
+        arena, start = self._memory.arena, self._bucket.start + self._bounds[host][0]
+        return arena.memory.view(arena.sums.start + start, self._length(host))
 
     def _length(self, host: int) -> int:
         start, stop = self._bounds[host]

@@ -1,4 +1,4 @@
-"""Where the state of element-wise optimizers lies, and which shards each worker computes."""
+"""Where the state of element-wise optimizers lies, whole and in pieces."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from unisono.engine.exchange.arena import Arena, Region
 from unisono.engine.state.optimizers import state_like
-from unisono.plan.shards import Held, Piece, assign, take_over
-from unisono.plan.summation import Node, parts_of
-from unisono.runtime.workers.launcher_messages import Membership
-from unisono.runtime.workers.team import Team
+from unisono.plan.shards import Piece
 
 
 class StateKey(NamedTuple):
@@ -133,10 +131,12 @@ class SharedOptimizerState(PiecesOfState):
         self._has = [False] * len(keys)
         self.changed: dict[int, bool] = {}
 
+    @override
     def parameter(self, piece: Piece) -> torch.Tensor:
         """See :class:`PiecesOfState`."""
         return self._arena.parameters.piece(piece.index, piece.start, piece.stop)
 
+    @override
     def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
         """See :class:`PiecesOfState`; in a dict of the program's own."""
         self._has[index], self._seen = True, [None]  # to be looked at
@@ -169,6 +169,7 @@ class SharedOptimizerState(PiecesOfState):
         self._seen = [*chain.from_iterable(map(dict.values, state.values()))]
         return is_new
 
+    @override
     def of_piece(self, piece: Piece) -> dict[str, Any]:
         """See :class:`PiecesOfState`.
 
@@ -182,6 +183,7 @@ class SharedOptimizerState(PiecesOfState):
             for name, key in keys
         }
 
+    @override
     def adopt(self, piece: Piece, state: dict[str, Any]) -> None:
         """See :class:`PiecesOfState`; moves it to shared memory."""
         for name, key in self.keys[piece.index].items():
@@ -191,51 +193,3 @@ class SharedOptimizerState(PiecesOfState):
                 state[name] = place
         if piece.is_first:
             self.known[piece.index] = 1
-
-
-class Division:
-    """The division of one loop's work, which follows from the membership. Final.
-
-    Where a worker is lost within a step, the others keep what they have computed and divide the
-    rest among themselves.
-
-    Attributes:
-        shards: those that this worker computes, as long as nobody is lost.
-        parts: those of all workers; together they are every shard once.
-        parts_of: those of each member, by its rank.
-        mine: those of `parts` that are this worker's, as long as nobody is lost.
-    """
-
-    def __init__(self, team: Team, num_shards: int) -> None:
-        self._team, self.num_shards = team, num_shards
-        self.divided_for: Membership | None = None
-        self.divide()
-
-    def divide(self) -> None:
-        """Divide all anew among those who are members now."""
-        team = self._team
-        ranks = team.membership.ranks
-        ranges = assign(self.num_shards, len(ranks))
-        self._held: Held = {r: [own] for r, own in zip(ranks, ranges, strict=True)}
-        self.divided_for = team.membership
-        self.shards = ranges[team.position]
-        self.mine = self._parts_among([self.shards])
-        self._follow()
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether others are members now than when all was divided."""
-        return self.divided_for != self._team.membership
-
-    def take_over(self) -> list[Node]:
-        """Divide what lost workers have left in the step; give what this one computes besides."""
-        self._held, new = take_over(self._held, self._team.membership.ranks)
-        self._follow()
-        return self._parts_among(new[self._team.world.rank])
-
-    def _parts_among(self, runs: Sequence[range]) -> list[Node]:
-        return [p for run in runs for p in parts_of(run, self.num_shards)]
-
-    def _follow(self) -> None:
-        self.parts_of = {rank: self._parts_among(runs) for rank, runs in self._held.items()}
-        self.parts = [part for parts in self.parts_of.values() for part in parts]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.step.model_guard import ModelGuard
 from unisono.engine.step.records import Records
 from unisono.engine.step.shard_passes import ShardPasses
@@ -59,9 +59,9 @@ class BetweenSteps:
         self._guard.remember()
         if exchange.division.is_outdated:  # somebody was lost there
             self.divide()
-        elif exchange.is_state_new:
+            exchange.pop_new_state()
+        elif exchange.pop_new_state():
             self.follow_updates()
-        exchange.is_state_new = False
         if self.compares:
             self._begun_at = step if self._begun_at is None else self._begun_at
             is_due = step - self._begun_at < _COMPARED or step % _COMPARED_EVERY == 0

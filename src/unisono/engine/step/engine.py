@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.state.modes import Modes
 from unisono.engine.state.optimizers import members_of

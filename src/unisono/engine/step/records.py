@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.step.loss import PendingLosses, ShardLoss, name_of
 from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.step.combined_buffers import FIRST, CombinedBuffers
 from unisono.engine.step.gradients import Gradients, GradientStack
 from unisono.engine.step.loss import ShardLoss

@@ -27,7 +27,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.step.records import Phase, PhaseTimers
 from unisono.errors import NonFiniteLossError
 from unisono.runtime.forbidden import IN_AN_UPDATE, forbid

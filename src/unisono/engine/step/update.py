@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from unisono.engine.exchange.protocol import Exchange
+from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.exchange.shared_optimizer_state import PiecesOfState
 from unisono.engine.state.optimizers import bare_step, is_surrounded
 from unisono.engine.step.loss_scaling import LossScaling

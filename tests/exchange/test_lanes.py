@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.engine.exchange.host_all_reduce import HostAllReduce
+from unisono.engine.exchange.lanes import Lanes
 from unisono.runtime.workers.meeting_point import Departure
 
 
-class Waiting(HostAllReduce):
+class Waiting(Lanes):
     number = 0  # the lane of ranks 0 and 2
 
 

@@ -1,4 +1,4 @@
-"""What the workers of several hosts send each other in a step, whatever exchange they have in each.
+"""Several hosts: what their workers send each other in a step, with any carriage and ownership.
 
 Parameters are cut into lanes, one for each worker of the smallest host. Worker i of every host adds
 up lane i, together with the others of lane i::
@@ -20,27 +20,32 @@ has, so nobody has to know how far a step had come.
 from __future__ import annotations
 
 import struct
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import final
 
+import torch
+from typing_extensions import override
+
+from unisono.engine.exchange.between import Between, PartsOfHost
 from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_lane
-from unisono.engine.exchange.buffers import Buffers
 from unisono.engine.exchange.communicator import BrokenError
+from unisono.engine.exchange.division import Division
 from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.engine.exchange.host_bucket import HostBucket, LaneMemory
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, Views, connect_lane
+from unisono.engine.exchange.layout import Layout
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.exchange.parts import presence
-from unisono.engine.exchange.shared_optimizer_state import Division
-from unisono.engine.exchange.snapshots import RunMemory
 from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, parts_of
 from unisono.runtime.workers.host_links import LOST_AFTER_S
 from unisono.runtime.workers.meeting_point import Departure
-from unisono.runtime.workers.memory import Memory
-from unisono.runtime.workers.team import StepBrokenError, Team
+from unisono.runtime.workers.team import StepBrokenError
 
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
@@ -49,15 +54,9 @@ _SLICE_BYTES = 1 << 19  # of a bucket, for each host
 _LOOK_EVERY_S = 0.05
 
 
-class HostAllReduce:
-    """What one worker sends those of other hosts, and gets from them, in one loop. Final.
-
-    All methods are collective, but for :meth:`begin` and :meth:`leave`.
-
-    Args:
-        memory: what those of this host share.
-        look: counts gradients of this worker that have come into the host's memory since it was
-            called last; called now and then, from another thread.
+@final
+class Lanes(Between):
+    """What one worker sends those of other hosts, and receives from them, in one loop.
 
     Attributes:
         lane: to the other workers of this one's lane; None where it has none, as its host has more
@@ -65,6 +64,7 @@ class HostAllReduce:
         ready: counts the gradients that this worker has left in the memory of its host.
     """
 
+    takes_early = True  # on CPUs, too
     lane: HostLane | None = None
     ready: ReadyBuckets
     _division: Division
@@ -75,64 +75,57 @@ class HostAllReduce:
     _has_begun = _is_outdated = _has_moved = False
     _kept_on: int | None = None
 
-    def __init__(
-        self,
-        team: Team,
-        memory: RunMemory,
-        buffers: Buffers,
-        look: Callable[[ReadyBuckets], None] = lambda ready: None,
-    ) -> None:
-        self._team, self._memory, self._arena = team, memory, memory.arena
-        self._buffers, self._look = buffers, look
-        self._position = team.neighbours.index(team.world.rank)
-        self._generation = team.membership.generation
-        if team.leads_host:
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._team, self._memory = layout, layout.team, layout.memory
+        self._arena, self._buffers = layout.memory.arena, layout.buffers
+        self.sums = self._arena.sums
+        self._copied = _CopiedGradients()
+        self._position, _ = layout.share
+        self._generation = self._team.membership.generation
+        if self._team.leads_host:
             for count in self._arena.counts:
                 count[:] = bytes(len(count))
 
     @property
+    @override
     def num_lanes(self) -> int:
-        """Count the workers of the smallest host."""
         return min(map(len, self._team.hosts))
 
     @property
+    @override
     def number(self) -> int | None:
-        """Which lane is this worker's; None: none."""
         return self._position if self._position < self.num_lanes else None
 
     @property
+    @override
     def is_broken(self) -> bool:
-        """Whether a worker was lost since :meth:`trust`, so that all go back."""
         return self._team.membership.generation != self._generation
 
+    @override
     def trust(self) -> None:
-        """Treat the present state as the run's."""
         self._generation = self._team.membership.generation
 
-    def share(self, views: Sequence[memoryview]) -> None:
-        """Connect the lanes when a loop begins, and copy memory of the first host to the others."""
+    @override
+    def share(self, views: Callable[[], Sequence[memoryview]]) -> None:
         team, snapshots = self._team, self._memory.snapshots
+        shared = views()
         self._connect()
         if self.number == 0:
-            for view in views:
+            for view in shared:
                 self.send_from(0, view)
         team.meet("sharing parameters")
         team.supervisor.newest_snapshot = lambda: snapshots.number
 
-    def go_back(
-        self, put_back: Callable[[], None], *, wait: Callable[[], None] = lambda: None
-    ) -> None:
-        """Connect the lanes anew after a loss, and have the newest snapshot put back.
-
-        Once all have waited for what they have begun to copy; maybe several times.
-        """
+    @override
+    def go_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
         team, snapshots = self._team, self._memory.snapshots
         supervisor, count = team.supervisor, self._arena.counts[self._position]
         supervisor.newest_snapshot = lambda: snapshots.number
+        self._copied.clear()
         is_back = False
         while not is_back:
             self._drop()
-            wait()
+            self._layout.copies.wait()
             count[:] = bytes(len(count))
             snapshots.complete_up_to(supervisor.agreed_snapshot)
             with suppress(StepBrokenError):  # then all begin again
@@ -140,25 +133,20 @@ class HostAllReduce:
                 put_back()
                 is_back = team.meet("putting back")
 
+    @override
     def leave(self) -> None:
-        """End the connections with the loop."""
         self._drop()
         self._team.supervisor.newest_snapshot = None
 
+    @override
     def plan(
         self,
-        division: Division,
         lanes: Sequence[Sequence[Piece]],
-        totals: tuple[Memory, int],
-    ) -> None:
-        """Be ready for what is this worker's now.
-
-        Args:
-            lanes: what each has of the parameters; nothing where gradients go another way.
-            totals: where its sums go, laid out from a byte on as a part is.
-        """
-        self._division = division
-        team, arena = self._team, self._arena
+        parts: PartsOfHost,
+        into: Sequence[torch.Tensor] | None,
+    ) -> Sequence[torch.Tensor]:
+        self._division = division = self._layout.division
+        team, arena, number = self._team, self._arena, self.number
         slots, bucket_bytes = arena.plan.parameters, _SLICE_BYTES * len(team.hosts)
         layouts = [lay_out_lane(slots, pieces, bucket_bytes) for pieces in lanes]
         # All leave in one order, the last parameters first; here are the lanes that they are of.
@@ -169,15 +157,47 @@ class HostAllReduce:
             [bucket.indices for layout in reversed(layouts) for bucket in layout],
         )
         self._buckets = []
-        if self.number is not None and layouts[self.number]:
+        if number is not None and layouts[number]:
             held = [self._parts_on(ranks) for ranks in team.hosts]
-            memory = LaneMemory(arena, held, team.host, division.parts, *totals)
-            buckets = enumerate(layouts[self.number])
+            memory = LaneMemory(arena, held, team.host, division.parts)
+            buckets = enumerate(layouts[number])
             self._buckets = [HostBucket(bucket, at, memory) for at, bucket in buckets]
             self._pipeline = BucketPipeline([bucket.transfer for bucket in self._buckets])
+        if into is not None:
+            return into
+        return parts.host_sums([] if number is None else lanes[number])
 
+    @override
+    def mark(self, index: int) -> None:
+        self.ready.mark(index)
+
+    @override
+    def mark_changed(self, indices: Sequence[int]) -> None:
+        self.ready.mark_changed(indices)
+
+    @override
+    def mark_copied(self, indices: Sequence[int], are_made: Callable[[], bool]) -> None:
+        self._copied.add(indices, are_made)
+        self._copied.poll(self.ready)  # where no lane's thread does
+
+    @override
+    def mark_copied_again(self) -> None:
+        self.ready.is_outdated = True
+
+    @override
+    def add_up(self, parts: PartsOfHost) -> tuple[bool, ...]:
+        present = self._finish()
+        parts.fetch_sums()
+        return present
+
+    @override
+    def spread(self, parts: PartsOfHost, purpose: str) -> bool:
+        self._team.meet(purpose)
+        parts.take_sums(with_own=True)
+        return True
+
+    @override
     def begin(self) -> None:
-        """Begin to send buckets as they are ready, if that is not under way."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -192,9 +212,11 @@ class HostAllReduce:
             self._pipeline, self.lane, self.ready, self._num_ready, len(self._buckets)
         )
 
-    def gather(self, purpose: str) -> None:
-        """Meet all once this worker's parts are published; then this host knows all records."""
+    @override
+    def gather(self, purpose: str, meanwhile: Callable[[], None] | None = None) -> bool:
+        """Wait for every worker; this host knows the records of all shards then."""
         self.begin()
+        self._copied.clear()
         self.ready.mark_all()
         team = self._team
         team.put_beside(b"".join(self._told()))
@@ -210,9 +232,10 @@ class HostAllReduce:
         kept = (host for host, own in enumerate(on_host) if any(vote & _KEPT for vote in own))
         self._kept_on = next(kept, None)
         self._has_moved = any(vote & _MOVED for vote in votes.values())
+        return True
 
-    def finish(self) -> tuple[bool, ...]:
-        """Wait for sums of this worker's lane and buffers of other hosts; see `add_up`."""
+    def _finish(self) -> tuple[bool, ...]:
+        """Wait for the sums of this worker's lane and the buffers of other hosts."""
         self._end()
         if self._is_outdated:
             self.begin()
@@ -284,7 +307,7 @@ class HostAllReduce:
 
     def _num_ready(self) -> int:
         """Count the buckets of this worker's lane that can leave."""
-        self._look(self.ready)
+        self._copied.poll(self.ready)
         return self._leaving[: self.ready.count()].count(self._position)
 
     def _end(self) -> None:
@@ -362,3 +385,28 @@ class HostAllReduce:
             f"to the link and start all again; with a `directory` the run goes on from its newest "
             f"checkpoint."
         )
+
+
+@final
+class _CopiedGradients:
+    """Gradients of a step that are being copied from a device to the memory of its host."""
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[Sequence[int], Callable[[], bool]]] = deque()
+        self._polling = threading.Lock()
+
+    def add(self, indices: Sequence[int], are_made: Callable[[], bool]) -> None:
+        """Record parameters whose gradients are being copied, and what tells that they arrived."""
+        self._copies.append((indices, are_made))
+
+    def poll(self, ready: ReadyBuckets) -> None:
+        """Mark those that have arrived; any thread may call this."""
+        with self._polling:
+            while self._copies and self._copies[0][1]():
+                for index in self._copies.popleft()[0]:
+                    ready.mark(index)
+
+    def clear(self) -> None:
+        """Forget all; no thread marks any once this returns."""
+        with self._polling:
+            self._copies.clear()

@@ -1,4 +1,4 @@
-"""Replicas whose parts travel through a process group; every worker adds up a slice of everything.
+"""Parts travel through a process group; every worker adds up a slice of everything.
 
 ::
 
@@ -16,20 +16,25 @@ sums are everybody's is decided on the control block, not by the group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import final
 
 import torch
+from typing_extensions import override
 
 from unisono.engine.exchange.arena import Bytes, Region, private_bytes
+from unisono.engine.exchange.between import Between, FlagsOfOthers
 from unisono.engine.exchange.bucket_pipeline import (
     BucketPipeline,
     ParameterBucket,
     Rounds,
     lay_out_buckets,
 )
+from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.communicator import BrokenError, Communicator
 from unisono.engine.exchange.early_part import EarlyPart
 from unisono.engine.exchange.gloo_communicator import GlooCommunicator
+from unisono.engine.exchange.layout import Layout
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
 from unisono.engine.exchange.parts import (
     Gradients,
@@ -38,12 +43,10 @@ from unisono.engine.exchange.parts import (
     Parts,
     PublishedParts,
 )
-from unisono.engine.exchange.replicas import ReplicaExchange
-from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.errors import UnisonoError
 from unisono.plan.summation import Node
 from unisono.runtime.device import Device
-from unisono.runtime.workers.launcher_messages import Live
+from unisono.runtime.workers.team import Team
 
 _ATTEMPTS = 3
 _PATIENCE_S = 0.2
@@ -52,55 +55,123 @@ _BROKEN = 2
 _VOTES = {"": 0, _CHANGED: 1}
 
 
-class GroupExchange(ReplicaExchange):
-    """An exchange of replicas; arguments as of :class:`~.protocol.Exchange`."""
+@final
+class GroupCarriage(Carriage):
+    """Carries parts through a process group of all workers, and brings all sums everywhere.
 
-    _early: EarlyPart
+    On several hosts, what others report of their parts crosses while all meet. Which parameters
+    their gradients are for is known only then: slices are added up as if that were as in the step
+    before, and sent again if it was not.
+
+    Args:
+        connect: makes the communicator of the present members.
+    """
+
     _communicator: Communicator | None = None
     _pipeline: BucketPipeline | None = None
-    _sums: Sequence[BucketSum]
-    _present: tuple[bool, ...]
+    _sums: Sequence[BucketSum] = ()
+
+    def __init__(
+        self,
+        layout: Layout,
+        between: Between,
+        connect: Callable[[Team, Device], Communicator] | None = None,
+    ) -> None:
+        self._layout, self._between, self._team = layout, between, layout.team
+        self._arena = layout.memory.arena
+        self._connect = connect or _connect
+        slots = self._arena.plan.parameters
+        self._buckets = lay_out_buckets(slots, self._team.world.world_size)
+        self._own = OwnParts(self._buckets.slots, self._buckets.num_bytes, layout.device)
+        self._parts = Parts(self._arena.flags, self._own)
+        self._early = EarlyPart(self._parts)
+        self._visible = FlagsOfOthers(layout, self._own)
 
     @property
-    def takes_early(self) -> bool:  # type: ignore[override]
-        """See :class:`~.protocol.Exchange`; the first exchange of a membership connects it."""
+    @override
+    def takes_early(self) -> bool:
+        """Whether the group is connected; the first exchange of a membership connects it."""
         return self._connected() is not None
 
+    @override
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
-        """See :class:`~.protocol.Exchange`."""
         self._early.put(part, index, gradient)
         pipeline, communicator = self._pipeline, self._connected()
         if pipeline is not None and communicator is not None:
             pipeline.mark_ready(index, communicator)
 
+    @override
     def publish(self, part: Node, gradients: Gradients) -> None:
-        """See :class:`~.protocol.Exchange`."""
         if not self._early.has_begun:
-            super().publish(part, gradients)
+            self._parts.publish(part, gradients)
             return
         changed = self._early.complete(part, gradients)
         if self._pipeline is not None:
             self._pipeline.progress.mark_changed(changed)
 
-    def gather(self, purpose: str) -> list[Node] | None:
-        """See :class:`~.protocol.Exchange`; all sums are here then, so none can be lost."""
-        team, pipeline, communicator = self._team, self._pipeline, self._connected()
-        self.copies.wait()  # of buffers, which the others read
+    @override
+    def forget_step(self) -> None:
+        self._early = EarlyPart(self._parts)
+        self._close()
+
+    @override
+    def gather(self, purpose: str) -> bool:
+        """Wait until every worker has published its parts and all sums are here."""
+        pipeline, communicator = self._pipeline, self._connected()
+        self._layout.copies.wait()  # of buffers, which the others read
         if pipeline is None:
-            if not team.meet(purpose):
-                return self._take_over()
-            self._present = self._sum.add()
-            return None
+            return self._between.gather(purpose)
+
+        def meanwhile() -> None:
+            if communicator is not None:
+                # Late workers are waited for at the barrier, which reports who is late and why.
+                pipeline.finish(communicator, _PATIENCE_S)
+
         if communicator is not None:
             pipeline.send_all(communicator)
-        team.come(purpose)
-        if communicator is not None:
-            # Whoever is late is waited for at the meeting, where it is told who and why.
-            pipeline.finish(communicator, _PATIENCE_S)
-        return None if team.wait() and self._settle(pipeline) else self._take_over()
+        if self._between.gather(purpose, meanwhile) and self._settle(pipeline):
+            return True
+        self._close()
+        return False
+
+    @override
+    def plan(self, *, everywhere: bool) -> None:
+        layout, team = self._layout, self._team
+        self.pieces = layout.whole_pieces
+        if team.size == 1:
+            self._pipeline = None
+            self.totals = self._between.plan([self.pieces], self._visible, None)
+            self.whole = self._own[0].tensors()
+            return
+        self._between.plan([[] for _ in range(self._between.num_lanes)], self._visible, None)
+        held = [layout.division.parts_of[rank] for rank in team.membership.ranks]
+        memory = private_bytes(self._buckets.num_bytes, layout.device)
+        flags, position = self._arena.flags, team.position
+        self._sums = [
+            BucketSum(bucket, self._own, flags, held, position, memory, layout.device)
+            for bucket in self._buckets.buckets
+        ]
+        self._pipeline = BucketPipeline(
+            [one.transfer for one in self._sums], [one.indices for one in self._buckets.buckets]
+        )
+        sums = Region(memory, 0, self._buckets.slots)
+        self.whole, self.totals = sums.tensors(), sums.pieces(self.pieces)
+
+    @override
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """Return which parameters have a gradient; buckets have brought the sums."""
+        return self._between.add_up(self._visible)
+
+    @override
+    def await_readers(self, purpose: str) -> None:
+        self._team.meet(purpose)
+
+    @override
+    def close(self) -> None:
+        self._close()
 
     def _settle(self, pipeline: BucketPipeline) -> bool:
-        """See that buckets have come everywhere; False if somebody was lost. Collective."""
+        """Check that buckets arrived everywhere; return False if a worker was lost. Collective."""
         team, failures = self._team, {0: b""}
         membership = team.membership
         for _ in range(_ATTEMPTS):
@@ -122,70 +193,23 @@ class GroupExchange(ReplicaExchange):
             f"({failure} on rank {rank}): leave UNISONO_EXCHANGE out, or set it to staged."
         )
 
-    def add_up(self, purpose: str) -> tuple[bool, ...]:
-        """See :class:`~.protocol.Exchange`; :meth:`gather` has done so."""
-        return self._present
-
-    def unbind(self) -> None:
-        """See :class:`~.protocol.Exchange`."""
-        self._close()
-        super().unbind()
-
-    def _bind(self, keys: StateKeys, live: Live | None) -> None:
-        arena = self.memory.arena
-        self._layout = lay_out_buckets(arena.plan.parameters, self._team.world.world_size)
-        self._own = OwnParts(self._layout.slots, self._layout.num_bytes, self.device)
-        self._parts = Parts(arena.flags, self._own)
-        self._early = EarlyPart(self._parts)
-        super()._bind(keys, live)
-
-    def _plan_sum(self) -> None:
-        team, division = self._team, self.division
-        if team.size == 1:
-            self._pipeline = None
-            self._sum = OrderedSum(self._parts.published(division.parts), self.pieces)
-            sums = self._own[0]
-            self.whole = sums.tensors()
-            self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
-            return
-        held = [division.parts_of[rank] for rank in team.membership.ranks]
-        memory = private_bytes(self._layout.num_bytes, self.device)
-        self._sums = [
-            BucketSum(
-                bucket, self._own, self.memory.arena.flags, held, team.position, memory, self.device
-            )
-            for bucket in self._layout.buckets
-        ]
-        self._pipeline = BucketPipeline(
-            [one.transfer for one in self._sums], [one.indices for one in self._layout.buckets]
-        )
-        sums = Region(memory, 0, self._layout.slots)
-        self.whole, self.totals = sums.tensors(), sums.pieces(self.pieces)
-
     def _move(self, pipeline: BucketPipeline) -> str:
-        """Bring all sums here, and this worker's to the others; say why that has failed, if so."""
+        """Bring all sums here, and this worker's to the others; return why that failed, if so."""
         try:
             communicator = self._connected()
             if communicator is None:
                 self._close()
-                communicator = self._communicator = self._connect()
+                communicator = self._connect(self._team, self._layout.device)
+                self._communicator = communicator
         except BrokenError as error:
             return str(error)
         pipeline.finish(communicator)
         if pipeline.failure:
             self._close()  # at once: others may wait for this worker
             return pipeline.failure
-        self._present = tuple(there for one in reversed(self._sums) for there in one.present)
-        return _CHANGED if self._is_outdated(pipeline) else ""
-
-    def _is_outdated(self, pipeline: BucketPipeline) -> bool:
-        """Return whether what was sent, or added up, is not what was published in the end."""
-        return pipeline.progress.is_outdated
-
-    def _connect(self) -> Communicator:
-        if self.device.is_host:
-            return GlooCommunicator(self._team)
-        return NcclCommunicator(self._team, self.device.torch)  # never run on a GPU
+        # What was sent, or added up, may not be what was published in the end.
+        is_outdated = pipeline.progress.is_outdated or any(s.is_outdated() for s in self._sums)
+        return _CHANGED if is_outdated else ""
 
     def _connected(self) -> Communicator | None:
         """Return the communicator, if it connects the present members."""
@@ -194,20 +218,21 @@ class GroupExchange(ReplicaExchange):
             return None
         return communicator
 
-    def _take_over(self) -> list[Node]:
-        self._close()
-        more = self.division.take_over()
-        self._plan_sum()
-        return more
-
     def _close(self) -> None:
         if self._communicator is not None:
             self._communicator.close()
             self._communicator = None
 
 
+def _connect(team: Team, device: Device) -> Communicator:
+    if device.is_host:
+        return GlooCommunicator(team)
+    return NcclCommunicator(team, device.torch)  # never run on a GPU
+
+
+@final
 class BucketSum:
-    """The sum of one bucket, of which this worker adds up a slice and gives it to all. Final.
+    """The sum of one bucket, of which this worker adds up a slice and sends it to all.
 
     Args:
         own: this worker's parts.
@@ -215,12 +240,7 @@ class BucketSum:
         held: the parts of each worker, by position.
         position: of this worker.
         all_sums: where the sums of all parameters go, laid out as a part.
-
-    Attributes:
-        present: for each parameter of the bucket, whether any shard had a gradient for it.
     """
-
-    present: tuple[bool, ...] = ()
 
     def __init__(
         self,
@@ -258,7 +278,7 @@ class BucketSum:
             from_each=self._from_each,
             to_each=[self._length * len(self._mine)] * self._size,
         )
-        self.present = self._sum.add()
+        self._sum.add()
         return communicator.all_gather(self._all_sums, self._total)
 
     def _by_slices(self) -> torch.Tensor:

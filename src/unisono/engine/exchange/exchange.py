@@ -1,0 +1,349 @@
+"""The seam between a step and whatever carries its gradients.
+
+::
+
+    publish_early…    where the carriage takes them: gradients of a worker's last part, one by one
+    publish(part)…    each worker its parts, one after the other
+    gather            ─── all meet ───  or: a worker was lost, these parts are computed here
+    add_up            the sums of this worker's pieces, in tree order
+    all_sums, agree   where something needs more than its own pieces: a norm, a vote
+    share             ─── all meet ───  the update is published to all workers
+
+An exchange is put together of three answers, each of which knows nothing of the others' kinds:
+
+========= ======================================= ================================================
+part      answers                                 today's answers
+========= ======================================= ================================================
+carriage  where a worker's parts are, and how a   the host's memory (``host_memory.py``), with
+          slice of another's comes to it          copies from and to devices; a process group
+                                                  (``group.py``)
+between   how sums cross hosts                    one host (``between.py``); lanes (``lanes.py``)
+ownership who updates what, and whose loss takes  one copy for all (``shared_copy.py``); replicas
+          state along                             (``replicas.py``); pieces (``owned_pieces.py``)
+========= ======================================= ================================================
+
+Published parts, records, buffers and snapshots are in the host's memory with every carriage, so it
+is known who has done what when a worker is lost (:class:`RunMemory`). Which exchange a run uses is
+not part of its identity: one may save what another loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.exchange.between import Between, OneHost
+from unisono.engine.exchange.carriage import Carriage
+from unisono.engine.exchange.division import Division
+from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.moving import Moving
+from unisono.engine.exchange.ownership import Ownership
+from unisono.engine.exchange.parts import Gradients
+from unisono.engine.exchange.shared_optimizer_state import PiecesOfState
+from unisono.engine.exchange.snapshots import RunMemory, plan_of
+from unisono.plan.shards import Piece
+from unisono.plan.summation import Node
+from unisono.runtime.device import Device, host
+from unisono.runtime.workers.launcher_messages import Live
+from unisono.runtime.workers.team import StepBrokenError, Team
+
+
+class ExchangeKind(NamedTuple):
+    """The carriage and the ownership of an exchange; what is between hosts follows from the job."""
+
+    carriage: Callable[[Layout, Between], Carriage]
+    ownership: type[Ownership]
+
+
+@final
+class Exchange:
+    """Carries the gradients of one loop. Every method but `publish` is collective.
+
+    Args:
+        kind: what it is put together of.
+        new_key: names the memory, where that of an earlier loop (`previous`) does not fit.
+        live: how this worker joins a loop that the others are in; None: it begins with them.
+
+    Attributes:
+        parameters: those that the optimizer updates, in an order that is the same everywhere.
+        fixed: those that it does not.
+        division: which worker computes which shards.
+    """
+
+    def __init__(
+        self,
+        kind: ExchangeKind,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        shards: int,
+        team: Team,
+        device: Device | None = None,
+        new_key: int,
+        previous: RunMemory | None = None,
+        live: Live | None = None,
+    ) -> None:
+        self.kind, self._team, self.device = kind, team, device or host()
+        self._layout = layout = Layout(model, optimizer, team, self.device)
+        self.copies, self.buffers = layout.copies, layout.buffers
+        self.references = layout.references
+        self.parameters, self.fixed = layout.parameters, [*layout.fixed.values()]
+        keys, states = kind.ownership.plan_state(optimizer, layout.updated)
+        loop = None if live is None else live.loop
+        self.memory = layout.memory = RunMemory(
+            plan_of(layout.updated, layout.fixed, states, self.buffers.slots, shards),
+            keys,
+            team,
+            key=None if loop is None else loop["key"],
+            previous=previous,
+            new_key=new_key,
+        )
+        self.buffers.bind(self.memory.arena)
+        self._between = between_hosts(layout)
+        self._carriage = kind.carriage(layout, self._between)
+        self._ownership = kind.ownership(layout, self._carriage, self._between)
+        try:
+            self._ownership.bind(keys, None if loop is None else live)
+        except StepBrokenError:
+            self.unbind()
+            raise
+        self.references.show()
+        layout.note_places()
+        if self.fixed:
+            own = self._ownership
+            self.buffers.moving = Moving(
+                layout.fixed, self.memory.arena, own.fixed_values, own.fixed_suspects
+            )
+        self.trust_leader()
+        self.division = layout.division = Division(team, shards)
+        self._ownership.plan()
+
+    @property
+    def optimizer_state(self) -> PiecesOfState | None:
+        """The optimizer's state in pieces; None: whoever updates has all of it in its optimizer."""
+        return self._ownership.optimizer_state
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """Whether no other worker has the state of this worker's pieces."""
+        return self._ownership.is_in_pieces
+
+    @property
+    def have_all(self) -> bool:
+        """Whether every worker has the whole state; else one of each host updates for all."""
+        return self._ownership.have_all
+
+    @property
+    def acts(self) -> bool:
+        """Whether this worker updates."""
+        return self.have_all or self._team.leads_host
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what only one worker had was lost with it, so that the run has to go back."""
+        return self._between.is_broken or self._ownership.is_lost
+
+    @property
+    def is_written_in_passes(self) -> bool:
+        """Whether passes have written to parameters what was there."""
+        return self._ownership.is_written_in_passes
+
+    @property
+    def takes_early(self) -> bool:
+        """Whether :meth:`publish_early` helps now."""
+        return self._carriage.takes_early
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """What this worker adds up: pieces of the parameters, or all of them whole."""
+        return self._carriage.pieces
+
+    @property
+    def totals(self) -> Sequence[torch.Tensor]:
+        """The sums over `pieces`, as vectors."""
+        return self._carriage.totals
+
+    @property
+    def whole(self) -> list[torch.Tensor]:
+        """The sums of all parameters in their shapes; see :meth:`all_sums`."""
+        return self._carriage.whole
+
+    def trust_leader(self) -> None:
+        """Treat the state of the present members as the run's."""
+        self._between.trust()
+        self._ownership.trust()
+
+    def divide(self) -> None:
+        """Divide the work anew among the present members."""
+        self.division.divide()
+        self._ownership.plan()
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """Publish a part of this worker. Raise TypeError if a gradient is sparse."""
+        self._carriage.publish(part, gradients)
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """Publish one parameter of this worker's last part while a backward pass goes on.
+
+        The part is published as a whole nevertheless, which counts: what comes early may be only
+        some parameters, in any order, and one of them twice. A gradient that is the same tensor
+        then, unchanged, need not be copied again.
+        """
+        self._carriage.publish_early(part, index, gradient)
+
+    def gather(self, purpose: str) -> list[Node] | None:
+        """Wait until every worker has published its parts; None: all are there.
+
+        Otherwise a worker was lost: publish the parts that are returned, too (maybe none), and call
+        this again.
+        """
+        if self._carriage.gather(purpose):
+            return None
+        more = self.division.take_over()
+        self._ownership.plan()
+        return more
+
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """Add up :attr:`pieces` of all parts, in tree order.
+
+        Returns:
+            For each parameter, whether any shard had a gradient for it; else it has no sum.
+        """
+        return self._carriage.add_up(purpose)
+
+    def all_sums(self, purpose: str) -> bool:
+        """Wait until :attr:`whole` has the sums of all workers; False if one was lost."""
+        return self._ownership.all_sums(purpose)
+
+    def are_read(self, purpose: str) -> bool:
+        """Wait until all workers have read :attr:`whole`, before own sums change; likewise."""
+        return self._ownership.are_read(purpose)
+
+    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
+        """Return the values of all workers whose sums this one does not have, alike on all.
+
+        None if a worker was lost.
+        """
+        return self._ownership.agree(value, purpose)
+
+    def share(self, purpose: str) -> bool:
+        """Publish the update to all workers.
+
+        Return False if a worker was lost during it, so that :meth:`load` has to be called.
+        """
+        return self._ownership.share(purpose)
+
+    def take_changes(self, *, alone: bool = False) -> None:
+        """Publish what the program changed between two steps, which all changed alike.
+
+        Collective, if anything was changed and not `alone`; see :meth:`save`.
+
+        Raises:
+            MismatchError: not every worker has made the same changes, as far as that is known.
+            ValueError: a parameter's ``.data`` has another shape or dtype now.
+        """
+        self._layout.take_replaced()
+        self._ownership.take_changes(alone=alone)
+
+    def pop_new_state(self) -> bool:
+        """Return whether the program has changed the optimizer's state since the last call."""
+        is_new, self._ownership.is_state_new = self._ownership.is_state_new, False
+        return is_new
+
+    def replica(self) -> int:
+        """Return a hash of this worker's replica of the state; 0 if there is none."""
+        return self._ownership.replica()
+
+    def check_replicas(self, seen: Collection[int]) -> None:
+        """Raise MismatchError if the hashes of :meth:`replica` differ between workers."""
+        self._ownership.check_replicas(seen)
+
+    def changed_name(self) -> str:
+        """Return a parameter's name that changed since :meth:`take_changes`, if that is known."""
+        return self._ownership.changed_name()
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Let an optimizer update whole parameters inside the block, for all who share them."""
+        return self._ownership.updating()
+
+    def take_fixed(self) -> None:
+        """Take what a whole update on another worker changed of parameters without an optimizer."""
+        self._ownership.take_fixed()
+
+    def give_changes(self, *, alone: bool = False) -> None:
+        """Publish what the program changed since the step, before :meth:`save`."""
+        self._ownership.give_changes(alone=alone)
+        self.references.take()
+        self.buffers.publish(self._team, alone=alone)
+
+    def save(
+        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
+    ) -> int:
+        """Copy the state into a snapshot, each worker a share, without waiting for others.
+
+        Args:
+            facts, tensors: what is to be kept beside it, of the leader of a host.
+            alone: copy all of it; not collective then.
+
+        Returns:
+            The slot; it is whole once every worker has done so.
+        """
+        position, size = (0, 1) if alone else self._layout.share
+        slot = self.memory.snapshots.begin()
+        self._ownership.copy(slot, self.buffers.now, position, size)
+        if self._team.leads_host:
+            self._ownership.describe(slot, facts, tensors)
+        return slot
+
+    def load(self) -> None:
+        """Make the newest snapshot the present state."""
+        self._ownership.load()
+        self.references.show()
+        self.trust_leader()
+        self.divide()
+
+    def named_whole(self) -> dict[str, nn.Parameter]:
+        """Return the parameters whose optimizer state is not kept in pieces, by name."""
+        return self._ownership.named_whole()
+
+    def hand_out(self) -> None:
+        """Give every worker the state that one had, from the newest snapshot. Not collective."""
+        self._ownership.hand_out()
+
+    def hand_round(self) -> None:
+        """Give every worker the state that one had, where there is no snapshot.
+
+        State that cannot be kept stays where it is.
+        """
+        self._ownership.hand_round()
+
+    def forget_gradients(self) -> None:
+        """Give the memory of all parts and sums back, as a loop ends and all have read them."""
+        if self.device.is_host:  # else it is pinned
+            self.memory.arena.forget_gradients()
+
+    def unbind(self) -> None:
+        """Give the model tensors of its own again; not collective. Values stay as they are."""
+        try:
+            self._between.leave()
+            self._carriage.close()
+        finally:
+            self._ownership.leave()
+            for parameter in self._layout.all:
+                parameter.grad = None
+            self.references.close()
+            self.buffers.unbind()
+
+
+def between_hosts(layout: Layout) -> Between:
+    """Return what connects this worker's host with the others, if there are any."""
+    if len(layout.team.hosts) == 1:
+        return OneHost(layout)
+    from unisono.engine.exchange.lanes import Lanes  # needs a torch that has process groups
+
+    return Lanes(layout)

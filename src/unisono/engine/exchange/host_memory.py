@@ -1,0 +1,367 @@
+"""Parts travel through the memory of the host; each worker adds up some pieces of all parts.
+
+::
+
+    worker 0   parts ──►┌────────┐──► pieces of all parts, added ──►┌────────┐──► all sums, if
+                        │ host's │       in tree order              │ host's │    all are needed
+    worker 1   parts ──►│ memory │──► pieces of all parts, added ──►│ memory │──►
+                        └────────┘                                  └────────┘
+                    gather: all meet                            spread: all meet
+
+On CPUs parts lie in that memory (:class:`_InArena`), and are read where they lie. An accelerator's
+memory is not visible to other workers (:class:`_OnDevice`): parts, pieces and sums are copied
+beside what the device computes, through memory that is pinned where it lies. Once all parts are
+there, a worker that is lost takes nothing with it: the others add up its pieces, too. A worker
+alone copies nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Protocol, final
+
+import torch
+from typing_extensions import override
+
+from unisono.engine.exchange.arena import Block, Bytes, Region, within
+from unisono.engine.exchange.between import Between
+from unisono.engine.exchange.bucket_pipeline import BUCKET_BYTES
+from unisono.engine.exchange.carriage import Carriage
+from unisono.engine.exchange.early_part import EarlyPart, PartBuckets
+from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.parts import Gradients, OwnParts, Parts, PublishedParts
+from unisono.plan.shards import Piece
+from unisono.plan.summation import Node
+from unisono.runtime.workers.memory import ALIGNMENT_BYTES
+
+
+@final
+class HostMemoryCarriage(Carriage):
+    """Carries parts through memory that all workers of a host see.
+
+    `pieces` are this worker's lane, or everything if the sums are needed everywhere.
+    """
+
+    def __init__(self, layout: Layout, between: Between) -> None:
+        self._layout, self._between, self._team = layout, between, layout.team
+        self._copies, self._arena = layout.copies, layout.memory.arena
+        is_host = layout.device.is_host
+        self._parts: _OwnParts = (_InArena if is_host else _OnDevice)(layout, between)
+        self._host_sums = self._arena.sums.everything()
+        self._here: Bytes | None = None  # where sums of own pieces come to from the host's memory
+
+    @property
+    @override
+    def takes_early(self) -> bool:
+        return self._parts.takes_early
+
+    @override
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        self._between.begin()
+        self._parts.publish_early(part, index, gradient)
+
+    @override
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        self._parts.publish(part, gradients)
+
+    @override
+    def forget_step(self) -> None:
+        self._parts.forget_step()
+
+    @override
+    def gather(self, purpose: str) -> bool:
+        self._between.begin()
+        self._copies.wait()
+        return self._between.gather(purpose)
+
+    @override
+    def plan(self, *, everywhere: bool) -> None:
+        layout, number = self._layout, self._between.number
+        self._is_everywhere, is_alone = everywhere, self._team.size == 1
+        lanes = layout.cut(self._between.num_lanes)
+        if everywhere and is_alone:
+            lanes = [layout.whole_pieces]
+        own = [] if number is None else lanes[number]
+        self._mine = self._bytes_of(own)
+        # Some bytes even if they have no elements, as these must be on their device, too.
+        start = max(0, min(self._mine[0], layout.num_bytes - ALIGNMENT_BYTES))
+        self._fetched = start, max(self._mine[1], start + ALIGNMENT_BYTES)
+        self._here = None
+        self._own_there = self._arena.sums.pieces(own)
+        into = self._sums.pieces(own) if everywhere and not is_alone else None
+        totals = self._between.plan(lanes, self, into)
+        if everywhere:
+            self.pieces = layout.whole_pieces
+            self.totals = totals if is_alone else self._view_sums()
+            self._view_whole(self.totals)
+        else:
+            self.pieces, self.totals = own, totals
+            self.whole = self._between.sums.tensors()
+
+    @override
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        while True:
+            present = self._between.add_up(self)
+            if not self._is_everywhere or self._team.size == 1:
+                return present
+            if self._between.spread(self, purpose):
+                return present
+            self.plan(everywhere=True)  # for those who are left; all parts are still there
+
+    def spread_sums(self, purpose: str) -> bool:
+        """Bring the sums of all pieces to :attr:`whole`; return False if a worker was lost."""
+        self._view_whole(self._view_sums())
+        self.give_sums()
+        if not self._team.meet(purpose):
+            return False
+        self.take_sums(with_own=True)
+        return True
+
+    def take_changed_sums(self) -> None:
+        """Copy what was changed in :attr:`whole` to :attr:`totals`."""
+        for total, there in zip(self.totals, self._sums.pieces(self.pieces), strict=True):
+            total.copy_(there)
+        self._copies.wait()
+
+    def spread(self, there: torch.Tensor, here: Bytes, purpose: str) -> bool:
+        """Give own pieces to all workers, and take theirs; return False if one was lost.
+
+        Args:
+            there: memory of the host, laid out as a part.
+            here: this worker's, laid out alike.
+        """
+        for place, source in self._layout.within(there, here, *self._mine):
+            self._copies.to_host(place, source)
+        self._copies.wait()
+        if not self._team.meet(purpose):
+            return False
+        for span in self._others:
+            for source, place in self._layout.within(there, here, *span):
+                self._copies.to_device(place, source)
+        return True
+
+    def published(self) -> PublishedParts:
+        """Return all parts, of which this worker reads its lane."""
+        return self._parts.published(self._fetched)
+
+    def fetch(self) -> None:
+        """Bring this worker's lane of others' parts here."""
+        self._parts.fetch()
+
+    def host_sums(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
+        """Return where sums that were made in the host's memory are used."""
+        if self._layout.device.is_host:
+            return self._own_there
+        self._layout.pin(self._host_sums)
+        self._here = here = Block([*within(self._layout.spans, *self._fetched)])
+        return Region(here, 0, self._arena.plan.parameters).pieces(pieces)
+
+    def fetch_sums(self) -> None:
+        """Bring the sums of this worker's lane from the host's memory to its device."""
+        if self._here is not None:
+            for source, place in self._layout.within(self._host_sums, self._here, *self._mine):
+                self._copies.to_device(place, source)
+
+    def give_sums(self) -> None:
+        """Copy the sums of this worker's lane to the host's memory."""
+        pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]
+        if self._is_everywhere:  # they lie as they do there
+            pairs = self._layout.within(self._host_sums, self._sums_memory, *self._mine)
+        else:
+            pairs = zip(self._own_there, self.totals, strict=True)
+        for there, here in pairs:
+            self._copies.to_host(there, here)
+        self._copies.wait()
+
+    def take_sums(self, *, with_own: bool) -> None:
+        """Copy all sums from the host's memory to this worker."""
+        for span in [(0, self._layout.num_bytes)] if with_own else self._others:
+            for source, place in self._layout.within(self._host_sums, self._sums_memory, *span):
+                self._copies.to_device(place, source)
+
+    @override
+    def await_readers(self, purpose: str) -> None:
+        """All parts and sums have been read once all have met to spread them."""
+
+    def release_parts(self) -> None:
+        """Give the memory of parts on a device back, once all have read them."""
+        self._parts.release()
+
+    @override
+    def close(self) -> None:
+        try:
+            self._copies.wait()
+        finally:
+            self._layout.unpin()
+
+    @property
+    def _others(self) -> list[tuple[int, int]]:
+        """The bytes of a part before and behind this worker's pieces."""
+        return [(0, self._mine[0]), (self._mine[1], self._layout.num_bytes)]
+
+    def _bytes_of(self, pieces: Sequence[Piece]) -> tuple[int, int]:
+        if not pieces:
+            return 0, 0
+        slots = self._arena.plan.parameters
+        first, last = (slots[piece.index] for piece in (pieces[0], pieces[-1]))
+        start = first.offset + first.dtype.itemsize * pieces[0].start
+        return start, last.offset + last.dtype.itemsize * pieces[-1].stop
+
+    @functools.cached_property
+    def _sums_memory(self) -> Bytes:
+        """All sums, where the parameters are; a worker alone has them where its part is."""
+        return self._layout.allocate()
+
+    @property
+    def _sums(self) -> Region:
+        return Region(self._sums_memory, 0, self._arena.plan.parameters)
+
+    def _view_sums(self) -> list[torch.Tensor]:
+        self._layout.pin(self._host_sums)
+        return self._sums.pieces(self._layout.whole_pieces)
+
+    def _view_whole(self, totals: Sequence[torch.Tensor]) -> None:
+        # A tensor without elements may lie between the bytes of two devices.
+        slots = self._arena.plan.parameters
+        self.whole = [
+            total.as_strided(slot.shape, slot.stride).to(parameter.device)
+            for total, slot, parameter in zip(totals, slots, self._layout.parameters, strict=True)
+        ]
+
+
+class _OwnParts(Protocol):
+    """Where this worker's parts are, and how those of others come here."""
+
+    @property
+    def takes_early(self) -> bool: ...
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None: ...
+
+    def publish(self, part: Node, gradients: Gradients) -> None: ...
+
+    def forget_step(self) -> None: ...
+
+    def published(self, span: tuple[int, int]) -> PublishedParts:
+        """Return all parts to be added up, of which this worker reads some bytes."""
+
+    def fetch(self) -> None:
+        """Bring those bytes here, once all parts are published."""
+
+    def release(self) -> None: ...
+
+
+@final
+class _InArena:
+    """All parts are in memory that all workers see."""
+
+    def __init__(self, layout: Layout, between: Between) -> None:
+        self._layout, self._between = layout, between
+        self._parts = Parts(layout.memory.arena.flags, layout.memory.arena.gradients)
+        self._early = EarlyPart(self._parts)
+        self.takes_early = between.takes_early
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        self._early.put(part, index, gradient)
+        self._between.mark(index)
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        if self._early.has_begun:
+            self._between.mark_changed(self._early.complete(part, gradients))
+        else:
+            self._parts.publish(part, gradients)
+
+    def forget_step(self) -> None:
+        self._early = EarlyPart(self._parts)
+
+    def published(self, span: tuple[int, int]) -> PublishedParts:
+        return self._parts.published(self._layout.division.parts)
+
+    def fetch(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+@final
+class _OnDevice:
+    """This worker's parts are on its device, and are copied to memory that all workers see."""
+
+    def __init__(self, layout: Layout, between: Between) -> None:
+        self._layout, self._between, self._copies = layout, between, layout.copies
+        self._arena = arena = layout.memory.arena
+        slots, spans = arena.plan.parameters, layout.spans if layout.device.is_divided else ()
+        self._own = OwnParts(slots, layout.num_bytes, layout.device, spans)
+        self._parts = Parts(arena.flags, self._own)
+        self._early, self._buckets = EarlyPart(self._parts), PartBuckets(slots, BUCKET_BYTES)
+        self._blocks: list[Block] = []  # where others' parts come to
+        self._to_fetch: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for buffers in arena.buffers:
+            layout.pin(buffers.everything())
+
+    @property
+    def takes_early(self) -> bool:
+        """Whether other workers read parts of this one; buckets are copied as they are full."""
+        return self._layout.team.size > 1
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        if not self._early.has_begun:
+            self._buckets.begin()
+        if self._buckets.has_given(index):
+            self._copies.before_changes()
+        self._early.put(part, index, gradient)
+        for number in self._buckets.mark(index):
+            self._copy(part, [self._buckets.spans[number]])
+            self._between.mark_copied(self._buckets.indices[number], self._copies.issued())
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        if not self.takes_early:
+            self._parts.publish(part, gradients)
+        elif self._early.has_begun:
+            self._copies.before_changes()
+            self._buckets.mark_changed(self._early.complete(part, gradients))
+            self._copy(part, self._buckets.rest())
+            if self._buckets.changed:
+                self._between.mark_copied_again()
+        else:
+            self._parts.publish(part, gradients)
+            self._copy(part, [(0, self._layout.num_bytes)])
+
+    def forget_step(self) -> None:
+        self._early = EarlyPart(self._parts)
+
+    def published(self, span: tuple[int, int]) -> PublishedParts:
+        layout, arena, nodes = self._layout, self._arena, self._layout.division.parts
+        self._to_fetch, self._blocks = [], []
+        own = layout.division.parts_of[layout.team.world.rank]
+        spans, regions = [*within(layout.spans, *span)], []
+        for node in nodes:
+            if node in own:
+                regions.append(self._own[node.lo])
+                continue
+            there, block = arena.gradients[node.lo].everything(), Block(spans)
+            layout.pin(there)
+            self._blocks.append(block)
+            # As if the part lay there as a whole.
+            regions.append(Region(block, 0, arena.plan.parameters))
+            for start, stop, _ in spans:
+                here = block.flat(start, stop - start, torch.uint8)
+                self._to_fetch.append((here, there[start:stop]))
+        return PublishedParts(nodes, [(arena.flags[node.lo],) for node in nodes], regions)
+
+    def fetch(self) -> None:
+        for here, there in self._to_fetch:
+            self._copies.to_device(here, there)
+
+    def release(self) -> None:
+        for block in (*self._own.blocks, *self._blocks):
+            block.release()
+
+    def _copy(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
+        """Copy bytes of a part to where the others see them."""
+        there, here = self._arena.gradients[part.lo].everything(), self._own.memory(part.lo)
+        self._layout.pin(there)
+        for span in spans:
+            for place, source in self._layout.within(there, here, *span):
+                self._copies.to_host(place, source)

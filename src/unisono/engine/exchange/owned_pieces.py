@@ -1,0 +1,313 @@
+"""Every worker has the parameters, and the optimizer state of its pieces alone (ZeRO-1).
+
+What is given to all are parameters, behind the update::
+
+    worker 0   parts ──►┌────────┐──► its pieces of all parts, added, updated ──►┌────────┐
+                        │ host's │        and of the state, nowhere else         │ host's │──► all
+    worker 1   parts ──►│ memory │──► its pieces of all parts, added, updated ──►│ memory │
+                        └────────┘                                               └────────┘
+                    gather: all meet                                         share: all meet
+
+Sums lie where parts were, so they take no room, unless something asks for all of them (a norm,
+``on_gradients``). A worker that is lost takes its pieces of the state with it, at any time, and all
+return to the newest snapshot, where each worker writes its pieces. When a worker joins, the pieces
+are divided anew from there, too.
+
+On several hosts the state is divided among the workers of each host: lane i adds up with the other
+hosts and updates, with the same bits on every host, so parameters cross no network.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from unisono.engine.exchange.arena import Region
+from unisono.engine.exchange.host_memory import HostMemoryCarriage
+from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.ownership import Ownership, PlannedState, values_of_all
+from unisono.engine.exchange.private_view import check_alike
+from unisono.engine.exchange.replicas import (
+    begin_alike,
+    copy_replica,
+    go_back_alike,
+    hash_of,
+    hashes_of,
+    lay_out_alike,
+)
+from unisono.engine.exchange.shared_optimizer_state import (
+    PiecesOfState,
+    StateKey,
+    StateKeys,
+    lay_down,
+    place_of,
+    plan_state,
+)
+from unisono.engine.state.optimizer_state import StateInPieces, check_in_place, move_one
+from unisono.engine.state.optimizers import members_of
+from unisono.plan.shards import Piece
+from unisono.runtime.device import in_memory_order
+from unisono.runtime.timeouts import STALL
+from unisono.runtime.workers.launcher_messages import Live
+
+_POLL_S = 0.001
+
+
+@final
+class OwnedPieces(Ownership):
+    """Each worker owns the state of its pieces; the optimizer is element-wise."""
+
+    is_in_pieces = True
+    optimizer_state: OwnPieces
+    carriage: HostMemoryCarriage
+    _owners: frozenset[int] = frozenset()
+    _taken_from: int | None = None  # the slot of a snapshot; None: the newest one
+
+    @classmethod
+    @override
+    def plan_state(cls, optimizer: Optimizer, updated: Mapping[str, nn.Parameter]) -> PlannedState:
+        return plan_state(optimizer, updated)
+
+    @property
+    @override
+    def is_lost(self) -> bool:
+        return not self._owners <= {*self.team.membership.ranks}
+
+    @override
+    def trust(self) -> None:
+        self._owners = frozenset(self.team.membership.ranks)
+
+    @override
+    def bind(self, keys: StateKeys, live: Live | None) -> None:
+        layout, arena = self.layout, self.memory.arena
+        members = members_of(layout.optimizer)
+        self.optimizer_state = pieces = OwnPieces(arena.whose, keys, layout)
+        self._shown: dict[str, Any] = {
+            name: StateInPieces(member, pieces) for name, member in members.items()
+        }
+        lay_out_alike(layout)
+        if live is None:
+            begin_alike(self, self._give_state, self._take_state)
+        else:
+            go_back_alike(self, self._take_state)
+        # Now: all are here, so no worker waits any more for those who left the loop before.
+        arena.left[layout.share[0]] = 0
+        self._host_parameters = arena.parameters.everything()
+        layout.pin(self._host_parameters)
+        self._parameters_memory = layout.allocate()
+        places = Region(self._parameters_memory, 0, arena.plan.parameters).tensors()
+        for place, parameter in zip(places, layout.parameters, strict=True):
+            if parameter.numel():
+                parameter.data = place.copy_(parameter.detach())
+        for name, member in members.items():
+            member.state = self._shown[name]
+
+    @override
+    def load(self) -> None:
+        # No worker writes what others may still read of the lost step.
+        while len(self.team.hosts) == 1 and not self.team.meet("going back"):
+            continue
+        go_back_alike(self, self._take_state)
+
+    @override
+    def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
+        copy_replica(self.layout, slot, copy_of_buffers, position, size, into_slot=True)
+        states, whose = self.memory.snapshots.states(slot)
+        self.optimizer_state.write(states)
+        whose[:] = self.optimizer_state.known
+
+    @override
+    def plan(self) -> None:
+        """Prepare for the present division: hold the state of this worker's pieces."""
+        self.carriage.plan(everywhere=False)
+        snapshots = self.memory.snapshots
+        slot = snapshots.newest if self._taken_from is None else self._taken_from
+        self._taken_from = None
+        if slot is not None:
+            self.optimizer_state.hold(self.carriage.pieces, snapshots.states(slot)[0])
+        if not self.is_lost:
+            self.trust()
+
+    @override
+    def all_sums(self, purpose: str) -> bool:
+        return self.carriage.spread_sums(purpose)
+
+    @override
+    def are_read(self, purpose: str) -> bool:
+        self.carriage.take_changed_sums()
+        return self.team.meet(purpose)
+
+    @override
+    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
+        return values_of_all(self.team, value, purpose)
+
+    @override
+    def share(self, purpose: str) -> bool:
+        return self.carriage.spread(self._host_parameters, self._parameters_memory, purpose)
+
+    @override
+    def take_changes(self, *, alone: bool) -> None:
+        """Raise RuntimeError if the program replaced the optimizer's state."""
+        check_in_place(self.layout.optimizer, self._shown)
+
+    @override
+    def replica(self) -> int:
+        return hash_of(hashes_of(self.layout)) if self.team.size > 1 else 0
+
+    @override
+    def check_replicas(self, seen: Collection[int]) -> None:
+        if len(seen) > 1:
+            check_alike(self.team, hashes_of(self.layout))
+
+    @override
+    def hand_out(self) -> None:
+        if not self.layout.device.is_host:  # the whole state takes the place of parts
+            self.carriage.release_parts()
+        states, whose = self.memory.snapshots.states(self.memory.newest_slot)
+        self.optimizer_state.leave(whose)
+        for name, member in members_of(self.layout.optimizer).items():
+            if member.state is self._shown[name]:
+                self.optimizer_state.make_whole(member, states)
+
+    @override
+    def leave(self) -> None:
+        """Leave this worker's pieces where all can find them.
+
+        State that no worker has handed out, as the loop was left early or there are no snapshots,
+        is whole where it is looked at, once all workers of this host have left.
+        """
+        arena, pieces = self.memory.arena, self.optimizer_state
+        position, num_here = self.layout.share
+        if not (self.between.is_broken or self.is_lost):
+            pieces.write(arena.states)
+            arena.left[position] = 1
+        pieces.leave(pieces.known)
+        # Nothing of this exchange: in a circle, a device's memory would wait for Python's garbage
+        # collection.
+        bring = functools.partial(_bring, pieces, arena.states, arena.left[:num_here])
+        for shown in self._shown.values():
+            shown.bring = bring
+        for parameter in self.layout.parameters:
+            parameter.data = parameter.data.clone()
+
+    def _give_state(self, slot: int) -> None:
+        states, whose = self.memory.snapshots.states(slot)
+        layout, keys = self.layout, self.optimizer_state.keys
+        whose[:] = lay_down(layout.optimizer.state, layout.parameters, keys, states)
+        self._take_state(slot)
+        self.describe(slot, {}, {})
+
+    def _take_state(self, slot: int) -> None:
+        self.optimizer_state.known[:] = self.memory.snapshots.states(slot)[1]
+        self.optimizer_state.forget()
+        self._taken_from = slot
+
+
+def _bring(pieces: OwnPieces, states: Region, left: memoryview, optimizer: Optimizer) -> None:
+    """Make the state of an optimizer whole, of what all have left behind."""
+    until_s = time.monotonic() + STALL.in_s()
+    while not all(left):
+        if time.monotonic() > until_s:
+            raise RuntimeError(
+                f"`optimizer.state` is whole once every worker has left its loop, but after "
+                f"{STALL.in_s():.0f} s only {sum(left)} of {len(left)} have: leave it on all "
+                f"workers alike, or start the program again, which resumes."
+            )
+        time.sleep(_POLL_S)
+    pieces.make_whole(optimizer, states)
+
+
+@final
+class OwnPieces(PiecesOfState):
+    """This worker's pieces of an optimizer's state, where its parameters are."""
+
+    def __init__(self, known: memoryview, keys: StateKeys, layout: Layout) -> None:
+        self.keys, self.known = keys, known
+        groups = {id(p): group for group in layout.optimizer.param_groups for p in group["params"]}
+        self._parameters = [(parameter, groups[id(parameter)]) for parameter in layout.parameters]
+        self._held: dict[Piece, dict[str, Any]] = {}
+
+    @override
+    def parameter(self, piece: Piece) -> torch.Tensor:
+        """See :class:`PiecesOfState`."""
+        return in_memory_order(self._parameters[piece.index][0])[piece.start : piece.stop]
+
+    @override
+    def of_piece(self, piece: Piece) -> dict[str, Any]:
+        """See :class:`PiecesOfState`."""
+        return self._held[piece]
+
+    @override
+    def adopt(self, piece: Piece, state: dict[str, Any]) -> None:
+        """See :class:`PiecesOfState`; it stays where it is."""
+        self._held[piece] = state
+        if piece.is_first:
+            self.known[piece.index] = 1
+
+    @override
+    def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
+        """See :class:`PiecesOfState`; no worker can."""
+
+    def here(self) -> list[dict[str, Any]]:
+        """Return all that this worker has."""
+        return [*self._held.values()]
+
+    def present(self) -> list[nn.Parameter]:
+        """List the parameters that have state."""
+        each = zip(self._parameters, self.known, strict=True)
+        return [parameter for (parameter, _), has in each if has]
+
+    def forget(self) -> None:
+        """Have nothing."""
+        self._held.clear()
+
+    def hold(self, pieces: Sequence[Piece], kept: Region) -> None:
+        """Have the state of these pieces alone; take what is not here from where all of it is."""
+
+        def taken(piece: Piece) -> dict[str, Any]:
+            return self._moved(piece.index, lambda key: place_of(kept, piece, key))
+
+        self._held = {
+            piece: self._held.get(piece) or taken(piece)
+            for piece in pieces
+            if self.known[piece.index]
+        }
+
+    def leave(self, known: memoryview) -> None:
+        """Have nothing, as a loop has ended in which these parameters have got state."""
+        for state in self._held.values():
+            state.clear()  # whoever updates has it, too
+        self._held.clear()
+        self.known = memoryview(bytes(known))
+
+    def make_whole(self, optimizer: Optimizer, kept: Region) -> None:
+        """Give an optimizer the whole state of its parameters, from where all of it is."""
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        optimizer.state = defaultdict(dict)
+        for index, (parameter, _) in enumerate(self._parameters):
+            if self.known[index] and id(parameter) in own:
+                state = self._moved(index, lambda key: kept.tensor(key.at))
+                optimizer.state[parameter] = state
+
+    def write(self, into: Region) -> None:
+        """Copy all that this worker has to where all of it is."""
+        for piece, state in self._held.items():
+            for name, key in self.keys[piece.index].items():
+                if key.is_array or piece.is_first:
+                    place = place_of(into, piece, key)
+                    place.copy_(state[name].detach().reshape(place.shape))
+
+    def _moved(self, index: int, find: Callable[[StateKey], torch.Tensor]) -> dict[str, Any]:
+        """Copy a parameter's state, or a piece of it, to where its optimizer has it."""
+        parameter, group = self._parameters[index]
+        state: dict[str, Any] = {name: find(key).clone() for name, key in self.keys[index].items()}
+        move_one(state, group, parameter.device)
+        return state

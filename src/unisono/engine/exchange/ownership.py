@@ -1,0 +1,162 @@
+"""Who updates what, and whose loss takes optimizer state with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.exchange.between import Between
+from unisono.engine.exchange.carriage import Carriage
+from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.shared_optimizer_state import PiecesOfState, StateKeys
+from unisono.engine.state.contents import named_parameters
+from unisono.runtime.workers.launcher_messages import Live
+from unisono.runtime.workers.team import Team
+
+PlannedState = tuple[StateKeys, dict[str, torch.Tensor]]
+"""Optimizer state in memory that all workers of a host see: its keys, and examples by name."""
+
+
+class Ownership(ABC):
+    """Keeps the parameters and the optimizer's state of one loop, and says who updates them.
+
+    A method with a body here does what is right for an ownership that has nothing to do there.
+
+    Attributes:
+        optimizer_state: in pieces; None: whoever updates has all of it in its own optimizer.
+        is_in_pieces: whether no other worker has the state of this worker's pieces.
+        have_all: whether every worker has the whole state; else one worker of each host updates
+            for the others, and alone has the optimizer's state.
+        is_state_new: whether the program has changed what lies in `optimizer_state`.
+        is_written_in_passes: whether passes have written to parameters what was there.
+    """
+
+    optimizer_state: PiecesOfState | None = None
+    is_in_pieces = False
+    have_all = True
+    is_state_new = False
+    is_written_in_passes = False
+
+    def __init__(self, layout: Layout, carriage: Carriage, between: Between) -> None:
+        self.layout, self.carriage, self.between = layout, carriage, between
+        self.team, self.memory = layout.team, layout.memory
+
+    @classmethod
+    def plan_state(cls, optimizer: Optimizer, updated: Mapping[str, nn.Parameter]) -> PlannedState:
+        """Return the optimizer state that is to lie in shared memory; by default there is none."""
+        return [{} for _ in updated], {}
+
+    @abstractmethod
+    def bind(self, keys: StateKeys, live: Live | None) -> None:
+        """Begin the loop with the others, or join it, so that all have the same state."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Replace the state by that of the newest snapshot. Collective."""
+
+    @abstractmethod
+    def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
+        """Copy one of `size` shares of the state into a snapshot."""
+
+    @abstractmethod
+    def plan(self) -> None:
+        """Prepare for the present division of the work."""
+
+    @abstractmethod
+    def all_sums(self, purpose: str) -> bool:
+        """Bring all sums to the carriage's `whole`; return False if a worker was lost."""
+
+    @abstractmethod
+    def are_read(self, purpose: str) -> bool:
+        """Wait until every worker has read `whole`; return False if one was lost."""
+
+    @abstractmethod
+    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
+        """Return the values of all whose sums this worker does not have; None: one was lost."""
+
+    @abstractmethod
+    def share(self, purpose: str) -> bool:
+        """Publish the update to all workers; return False if one was lost during it."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Give the model and its optimizer memory of their own again. Not collective."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether state that one worker alone had was lost with it."""
+        return False
+
+    def trust(self) -> None:
+        """Treat the state of the present members as the run's."""
+        return
+
+    def take_changes(self, *, alone: bool) -> None:
+        """Publish what the program changed between two steps."""
+        return
+
+    def give_changes(self, *, alone: bool) -> None:
+        """Publish what the program changed since the step, before a snapshot."""
+        return
+
+    def changed_name(self) -> str:
+        """Return the name of a parameter that changed since :meth:`take_changes`; empty: none."""
+        return ""
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Let an optimizer update whole parameters inside the block."""
+        return nullcontext()
+
+    def take_fixed(self) -> None:
+        """Take what a whole update on another worker changed of fixed parameters."""
+        return
+
+    def fixed_values(self) -> Sequence[torch.Tensor]:
+        """Return the fixed parameters, in memory of the host that passes do not change."""
+        return [p.detach().to("cpu", copy=True) for p in self.layout.fixed.values()]
+
+    def fixed_suspects(self) -> Sequence[int]:
+        """Return the positions of fixed parameters that may have changed since the loop began."""
+        return range(len(self.layout.fixed))
+
+    def replica(self) -> int:
+        """Return a hash of this worker's replica of the state; 0 if there is none."""
+        return 0
+
+    def check_replicas(self, seen: Collection[int]) -> None:
+        """Raise MismatchError if the hashes of :meth:`replica` differ between workers."""
+        return
+
+    def hand_out(self) -> None:
+        """Give every worker the state that one had, from the newest snapshot. Not collective."""
+        return
+
+    def hand_round(self) -> None:
+        """Give every worker the state that one had, without a snapshot. Collective."""
+        return
+
+    def named_whole(self) -> dict[str, nn.Parameter]:
+        """Return the parameters whose optimizer state is not kept in pieces, by name."""
+        if self.optimizer_state is not None:
+            return {}
+        return named_parameters(self.layout.model, self.layout.optimizer)
+
+    def describe(
+        self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Write what is kept beside the state into a snapshot."""
+        facts = {**facts, "copy of buffers": self.layout.buffers.now}
+        self.memory.snapshots.describe(slot, facts, tensors)
+
+
+def values_of_all(team: Team, value: bytes, purpose: str) -> list[bytes] | None:
+    """Return the values of all workers; None if one was lost. Collective."""
+    membership = team.membership
+    heard = team.gather(value, purpose)
+    return list(heard.values()) if team.membership == membership else None

@@ -1,0 +1,295 @@
+"""One copy of the parameters for all workers of a host, in shared memory.
+
+Each worker adds up and updates its pieces where they lie, and nothing has to be sent. They change
+between the two meetings of a step; a worker that is lost there leaves them torn, and the newest
+snapshot is put back.
+
+While a loop runs, parameters' ``.data`` and optimizer state show the arena in a private view
+(``private_view.py``). What the program changes there between two steps it has changed on every
+worker alike. It is found when the next step begins; each worker publishes a share of it, and all
+see the arena again. Parameters that the optimizer does not update stay changed in the view, and are
+published for snapshots.
+
+Optimizers that are not element-wise cannot work on pieces: one worker of each host updates whole
+parameters for all and alone has their state, where the environment asks for this exchange; else
+they get replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from unisono.engine.exchange.between import Between
+from unisono.engine.exchange.carriage import Carriage
+from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.ownership import Ownership, PlannedState, values_of_all
+from unisono.engine.exchange.private_view import PrivateView
+from unisono.engine.exchange.shared_optimizer_state import (
+    SharedOptimizerState,
+    StateKeys,
+    lay_down,
+    plan_state,
+)
+from unisono.engine.state.optimizer_state import apply_state, check_told, group_options, take_state
+from unisono.engine.state.optimizers import is_elementwise
+from unisono.engine.state.saved import apply_groups
+from unisono.errors import CheckpointError
+from unisono.runtime.workers.launcher_messages import Live
+
+
+@final
+class SharedCopy(Ownership):
+    """All workers of a host own the one copy in its memory; each updates its pieces."""
+
+    optimizer_state: SharedOptimizerState | None = None
+
+    def __init__(self, layout: Layout, carriage: Carriage, between: Between) -> None:
+        super().__init__(layout, carriage, between)
+        self.have_all = is_elementwise(layout.optimizer)
+        self._leader = self.team.membership.leader
+
+    @classmethod
+    @override
+    def plan_state(cls, optimizer: Optimizer, updated: Mapping[str, nn.Parameter]) -> PlannedState:
+        if not is_elementwise(optimizer):
+            return super().plan_state(optimizer, updated)
+        return plan_state(optimizer, updated)
+
+    @property
+    @override
+    def is_lost(self) -> bool:
+        return not self.have_all and self.team.membership.leader != self._leader
+
+    @override
+    def trust(self) -> None:
+        self._leader = self.team.membership.leader
+
+    @override
+    def bind(self, keys: StateKeys, live: Live | None) -> None:
+        arena = self.memory.arena
+        self._view = PrivateView(arena.memory, [arena.parameters, arena.states])
+        self._fixed_view = PrivateView(arena.memory, [arena.fixed])
+        if self.have_all:
+            self.optimizer_state = SharedOptimizerState(arena, keys, self._view.regions[1])
+        self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
+        if live is None:
+            self._begin()
+            self._look(copy_of_buffers=0)
+            return
+        if live.is_alone:
+            self._put_back()
+        self._look(copy_of_buffers=self.memory.copy_of_buffers)
+        self.layout.optimizer.state.clear()
+        self._load_optimizer()
+
+    @override
+    def load(self) -> None:
+        self._put_back()
+        self._look(copy_of_buffers=self.memory.copy_of_buffers)
+        for parameter in self.layout.parameters:
+            self.layout.optimizer.state.pop(parameter, None)
+        if self.optimizer_state is not None:
+            self.optimizer_state.forget()
+        self._load_optimizer()
+
+    @override
+    def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
+        self.memory.snapshots.copy(slot, copy_of_buffers, position, size, into_slot=True)
+
+    @override
+    def plan(self) -> None:
+        self.carriage.plan(everywhere=False)
+
+    @override
+    def all_sums(self, purpose: str) -> bool:
+        return self.team.meet(purpose)
+
+    @override
+    def are_read(self, purpose: str) -> bool:
+        return self.team.meet(purpose)
+
+    @override
+    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
+        return values_of_all(self.team, value, purpose)
+
+    @override
+    def share(self, purpose: str) -> bool:
+        return self.team.meet(purpose)
+
+    @override
+    def take_changes(self, *, alone: bool) -> None:
+        layout = self.layout
+        if self.optimizer_state is not None:
+            state = layout.optimizer.state
+            self.is_state_new |= self.optimizer_state.take_replaced(state, layout.parameters)
+            if self.optimizer_state.changed:
+                if not alone:
+                    self.team.meet("change of state")  # all have read what was known
+                for index, has in self.optimizer_state.changed.items():
+                    self.optimizer_state.known[index] = has
+                self.optimizer_state.changed.clear()
+        changed = self._view.publish_changes(self.team, alone=alone)
+        self._view.forget(changed)
+        if changed and self.optimizer_state is not None:
+            self.is_state_new |= changed[-1][1] > self._view.starts[1]
+
+    @override
+    def give_changes(self, *, alone: bool) -> None:
+        self.layout.take_replaced()
+        self.take_changes(alone=alone)
+        self._fixed_view.publish_changes(self.team, alone=alone)
+
+    @override
+    def changed_name(self) -> str:
+        changed = self._view.changed()
+        name = next(self._view.names(changed), "")
+        if changed and not name:
+            # Written to, with what was there: the page must not hide the update to come.
+            self._view.forget(changed)
+            self.is_written_in_passes = True
+        return name
+
+    @contextmanager
+    @override
+    def updating(self) -> Iterator[None]:
+        """Let an optimizer update the arena's parameters, not those that the program sees."""
+        pairs = [*zip(self.layout.parameters, self._places, strict=False)]
+        for parameter, there in pairs:
+            parameter.data = there
+        try:
+            yield
+        finally:
+            for (parameter, there), place in zip(pairs, self.layout.bound, strict=False):
+                if parameter.data_ptr() != there.data_ptr():
+                    there.copy_(parameter.data)  # the optimizer has replaced it
+                parameter.data = place
+            # Code around the optimizer's step may have changed others, here alone.
+            changed = self._fixed_view.publish_changes(self.team, alone=True)
+            buffers = self.layout.buffers
+            if changed and buffers.moving is not None:
+                buffers.moving.flags(1 - buffers.now)[-1] = 1
+
+    @override
+    def take_fixed(self) -> None:
+        buffers = self.layout.buffers
+        if buffers.moving is not None and buffers.moving.flags(1 - buffers.now)[-1]:
+            self._fixed_view.forget_all()
+            buffers.moving.drop()
+
+    @override
+    def fixed_values(self) -> Sequence[torch.Tensor]:
+        layout = self.layout
+        suspects, places = set(self.fixed_suspects()), self._places[len(layout.parameters) :]
+        each = enumerate(zip(layout.fixed.values(), places, strict=True))
+        return [p.detach().clone() if n in suspects else there for n, (p, there) in each]
+
+    @override
+    def fixed_suspects(self) -> Sequence[int]:
+        places = self._fixed_view.places(self._fixed_view.changed())
+        return [n for n, name in enumerate(self.layout.fixed) if name in places]
+
+    @override
+    def hand_out(self) -> None:
+        if not self.have_all:
+            self._take_optimizer(*self.memory.newest())
+
+    @override
+    def hand_round(self) -> None:
+        """Give every worker the state that one had, unless that state cannot be described."""
+        team = self.team
+        if self.have_all or team.size == 1:
+            return
+        said = team.hear_host_leaders(self._describe_optimizer, "end of a loop")
+        if said[team.host] and not team.leads_host:
+            snapshots = self.memory.snapshots
+            self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
+
+    @override
+    def leave(self) -> None:
+        layout = self.layout
+        # Where nobody else looks at the arena, nothing is there twice.
+        take = self._view.take_out if self.team.size == 1 else torch.clone
+        for parameter in layout.all:
+            parameter.data = take(parameter.data)
+        for parameter in layout.parameters:
+            state = layout.optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    state[name] = take(value)
+
+    def _begin(self) -> None:
+        """Copy the leader's values into the arena of every host."""
+        team, layout, arena = self.team, self.layout, self.memory.arena
+        while True:
+            leader = team.membership.leader
+            if team.is_leader:
+                with torch.no_grad():
+                    shared = self.optimizer_state
+                    for index, parameter in enumerate(layout.parameters):
+                        arena.parameters.put(index, parameter)
+                    for index, parameter in enumerate(layout.fixed.values()):
+                        arena.fixed.put(index, parameter)
+                    if shared is not None:
+                        shared.known[:] = lay_down(
+                            layout.optimizer.state, layout.parameters, shared.keys, arena.states
+                        )
+                layout.buffers.give()
+            team.meet("sharing parameters")
+            if team.membership.leader == leader:
+                break
+        spans = arena.state_spans(0)
+        self.between.share(
+            lambda: [arena.memory.view(start, stop - start) for start, stop in spans]
+        )
+
+    def _look(self, *, copy_of_buffers: int) -> None:
+        """Show the arena in the model, without anything that the program changed."""
+        views = (self._view, self._fixed_view)
+        for view in views:
+            view.forget_all()
+        shown = chain.from_iterable(view.regions[0].tensors() for view in views)
+        for place, parameter in zip(shown, self.layout.all, strict=True):
+            parameter.data = place
+        self.layout.buffers.load(copy_of_buffers)
+
+    def _put_back(self) -> None:
+        """Copy the newest snapshot over the arena, each worker its share."""
+        memory = self.memory
+
+        def put_back() -> None:
+            self.carriage.forget_step()
+            slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
+            position, size = self.layout.share
+            memory.snapshots.copy(slot, copy_of_buffers, position, size, into_slot=False)
+
+        self.between.go_back(put_back, in_shares=True)
+
+    def _load_optimizer(self) -> None:
+        """Take what is not in the arena of the optimizer's state from the newest snapshot."""
+        if self.have_all or self.team.leads_host:
+            apply_state(self.layout.optimizer, self.named_whole(), *self.memory.newest())
+
+    def _describe_optimizer(self) -> bytes:
+        """Write this worker's optimizer state where others of its host find it, if it can be."""
+        optimizer = self.layout.optimizer
+        try:
+            check_told(optimizer)
+            tensors, numbers = take_state(optimizer, self.named_whole())
+            self.describe(0, {"numbers": numbers, "groups": group_options(optimizer)}, tensors)
+        except (CheckpointError, ValueError):
+            return b""
+        return b"described"
+
+    def _take_optimizer(
+        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        apply_state(self.layout.optimizer, self.named_whole(), facts, tensors)
+        apply_groups(facts["groups"], self.layout.optimizer)  # its step may change options
