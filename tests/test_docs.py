@@ -59,7 +59,7 @@ def run(*command: object, folder: Path) -> str:
 
 def test_pages_stay_as_short_as_they_are_meant_to_be() -> None:
     assert len(README.read_text().splitlines()) <= 150
-    assert len((DOCS / "architecture.md").read_text().split()) <= 1500
+    assert len((DOCS / "architecture.md").read_text().split()) <= 2000
     assert len((DOCS / "guarantees.md").read_text().split()) <= 1800
     navigation = (REPOSITORY / "mkdocs.yml").read_text().split("\nnav:")[1].split("\ntheme:")[0]
     sections = dict(re.findall(r"^  - ([^:]*):\n((?: {6}.*\n)+)", navigation, re.M))

@@ -16,7 +16,7 @@ from unisono.engine.exchange.choice import (
     name_of_exchange,
 )
 from unisono.engine.exchange.exchange import ExchangeKind
-from unisono.engine.exchange.group import GroupCarriage
+from unisono.engine.exchange.group_carriage import GroupCarriage
 from unisono.engine.exchange.host_memory import HostMemoryCarriage
 from unisono.engine.exchange.owned_pieces import OwnedPieces
 from unisono.engine.exchange.replicas import Replicas

@@ -12,9 +12,9 @@ from tests.exchange.new_parts import Mail, Server
 from tests.workers.desk import MOMENTS, Death, Job
 from torch import nn
 
-from unisono.engine.exchange import group, lanes
+from unisono.engine.exchange import group_carriage, lanes
 from unisono.engine.exchange.exchange import Exchange, ExchangeKind
-from unisono.engine.exchange.group import GroupCarriage
+from unisono.engine.exchange.group_carriage import GroupCarriage
 from unisono.engine.exchange.host_memory import HostMemoryCarriage
 from unisono.engine.exchange.owned_pieces import OwnedPieces
 from unisono.engine.exchange.replicas import Replicas
@@ -320,7 +320,7 @@ def test_sums_that_come_before_what_is_told_of_them_are_right(control_of, hosts)
     ),
 )
 def test_a_worker_may_be_lost_at_every_meeting(monkeypatch, run, kind, optimizer, moment, rank):
-    monkeypatch.setattr(group, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(group_carriage, "_PATIENCE_S", 0.02)
     for meeting in range(5, 16):  # behind the first snapshot
         results = run(3, Job, kind, optimizer, 8, Death(rank, meeting, moment))
         assert results.keys() | {rank} == {0, 1, 2}

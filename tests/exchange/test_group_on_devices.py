@@ -16,7 +16,7 @@ from tests.workers.desk import Death, Job
 
 from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.exchange import ExchangeKind
-from unisono.engine.exchange.group import GroupCarriage
+from unisono.engine.exchange.group_carriage import GroupCarriage
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
 from unisono.engine.exchange.replicas import Replicas
 from unisono.runtime.device import Device

@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import run_directory
+from unisono.training.rehearsals import Rehearsals
 
 LOOPS = 16
 
@@ -56,3 +57,36 @@ def test_data_that_older_weights_have_made_are_refused_where_these_are_gone(
     with pytest.raises(StoppedError):
         rollouts(tmp_path / "any", stops_in=11, of_policy=False)
     assert rollouts(tmp_path / "any", of_policy=False) == undisturbed
+
+
+def short_loops(counts_from_loop):
+    """Twenty-four loops of three steps; from one of them on the loss counts shards."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), 1e-2), shards=2)
+    data, num_shards = TensorDataset(torch.randn(24, 4)), [0]
+    for loop in range(1, 25):
+        for step in run.steps(data, batch_size=8, epochs=loop):
+            with step:
+                for (rows,) in step.shards:
+                    num_shards[0] += loop >= counts_from_loop
+                    step.backward((model(rows) * (1 + num_shards[0])).pow(2).mean())
+
+
+def test_of_many_loops_in_one_place_a_few_are_looked_at_closely(monkeypatch):
+    looked_at, of_body = [], Rehearsals.of_body
+
+    def counted(rehearsals):
+        looked_at.append(rehearsals._run.kept.position.step)
+        return of_body(rehearsals)
+
+    monkeypatch.setattr(Rehearsals, "of_body", counted)
+    short_loops(counts_from_loop=100)
+    first = {3 * (loop - 1) + at for loop in (*range(1, 9), 16, 24) for at in (0, 1)}
+    assert looked_at == sorted(first | {0, 1, 2, 4, 8, 16, 32, 64})
+
+
+@pytest.mark.parametrize("loop", [1, 2, 8, 9, 16, 17])
+def test_a_loop_that_begins_to_count_late_is_refused(loop):
+    with pytest.raises(RuntimeError, match="carries over from one shard to the next"):
+        short_loops(counts_from_loop=loop)

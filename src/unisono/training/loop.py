@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
@@ -72,6 +72,7 @@ from unisono.training.start import start, tell_over
 from unisono.training.step import AT_FIRST, Step, is_due
 from unisono.training.step_variants import AlternatingStep, ClosureStep
 
+_LOOKED_AT_LOOPS = 8  # of the program, in one place
 ORDER_KEY = "unisono.order"
 """The key of an epoch's order in a run's state."""
 _UNSEEN = (
@@ -215,6 +216,8 @@ def steps_of(
                         # Variables may have been set since the program called `steps`.
                         if len(frames) > 1 or has_stored(run.frame, asked_at):
                             _watch_program(run, plan, frames)
+                        if _is_often_seen(run, sys._getframe(1)):
+                            looks = AT_FIRST
                         run.has_begun()
                     has_begun = True
             is_over = run.is_over(plan.totals)
@@ -248,8 +251,7 @@ def steps_of(
                     consumer_then = consumer
             if num_steps == 1 and not run.functions:
                 tell_of_loop(run, step)
-                place = consumer.f_code, consumer.f_lasti
-                is_new, run.loops_seen = place not in run.loops_seen, run.loops_seen | {place}
+                is_new = run.loops_seen[_place_of(consumer)] <= 1
                 if is_new and (around := iterators_around(itself[0]())):  # this is slow
                     run.say_once(_COUNTED.format(around[0]))
             if num_steps == AT_FIRST and is_worker():
@@ -262,6 +264,21 @@ def steps_of(
                 boundary.undo()
                 is_agreed = len(run.team.hosts) > 1
                 continue
+
+
+def _is_often_seen(run: RunContext, consumer: FrameType) -> bool:
+    """Count a loop of the program; return whether its first steps need not be looked at again.
+
+    Of many loops in one place, as in reinforcement learning, the first eight are looked at, and
+    every eighth after those.
+    """
+    run.loops_seen[_place_of(consumer)] += 1
+    number = run.loops_seen[_place_of(consumer)]
+    return number > _LOOKED_AT_LOOPS and number % _LOOKED_AT_LOOPS != 0
+
+
+def _place_of(consumer: FrameType) -> tuple[CodeType, int]:
+    return consumer.f_code, consumer.f_lasti
 
 
 @contextmanager

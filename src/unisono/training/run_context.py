@@ -7,6 +7,7 @@ in which the epoch began when a run resumes in the middle of one.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType, MappingProxyType
@@ -91,7 +92,8 @@ class RunContext:
     loop: str = ""  # identifies the newest loop across restarts
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
     are_mixed: bool | None = None  # whether devices compute different bits; None before a loop
-    loops_seen: frozenset[Any] = frozenset()  # the program's own, by code and position
+    # how many custom loops began, by their code and their position in it
+    loops_seen: Counter[Any] = field(default_factory=Counter)
     told: set[str] = field(default_factory=set)  # lines shown, of those shown once in a run
 
     @property

@@ -15,7 +15,7 @@ import torch
 from typing_extensions import override
 
 from unisono.engine.exchange.arena import Region
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.parts import OrderedSum, OwnParts, PublishedParts
 from unisono.plan.shards import Piece
 from unisono.runtime.workers.memory import Memory
@@ -51,7 +51,7 @@ class FlagsOfOthers:
         own: this worker's parts.
     """
 
-    def __init__(self, layout: Layout, own: OwnParts) -> None:
+    def __init__(self, layout: LoopLayout, own: OwnParts) -> None:
         self._layout, self._own = layout, own
 
     def published(self) -> PublishedParts:
@@ -185,7 +185,7 @@ class OneHost(Between):
     is_broken = False
     _sum: OrderedSum
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: LoopLayout) -> None:
         self._team, self.sums = layout.team, layout.memory.arena.gradients[0]
 
     @property

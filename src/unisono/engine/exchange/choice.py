@@ -100,7 +100,7 @@ def chosen(name: str, optimizer: Optimizer) -> ExchangeKind:
     elif name == AUTO:
         name = SHARED
     if name in (NCCL, GLOO):
-        from unisono.engine.exchange.group import GroupCarriage  # needs process groups
+        from unisono.engine.exchange.group_carriage import GroupCarriage  # needs process groups
 
         return ExchangeKind(GroupCarriage, Replicas)
     owners: dict[str, type[Ownership]]

@@ -16,7 +16,7 @@ part      answers                                 today's answers
 ========= ======================================= ================================================
 carriage  where a worker's parts are, and how a   the host's memory (``host_memory.py``), with
           slice of another's comes to it          copies from and to devices; a process group
-                                                  (``group.py``)
+                                                  (``group_carriage.py``)
 between   how sums cross hosts                    one host (``between.py``); lanes (``lanes.py``)
 ownership who updates what, and whose loss takes  one copy for all (``shared_copy.py``); replicas
           state along                             (``replicas.py``); pieces (``owned_pieces.py``)
@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 from unisono.engine.exchange.between import Between, OneHost
 from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.division import Division
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.exchange.ownership import Ownership
 from unisono.engine.exchange.parts import Gradients
@@ -56,7 +56,7 @@ from unisono.runtime.workers.team import StepBrokenError, Team
 class ExchangeKind(NamedTuple):
     """The carriage and the ownership of an exchange; what is between hosts follows from the job."""
 
-    carriage: Callable[[Layout, Between], Carriage]
+    carriage: Callable[[LoopLayout, Between], Carriage]
     ownership: type[Ownership]
 
 
@@ -89,7 +89,7 @@ class Exchange:
         live: Live | None = None,
     ) -> None:
         self.kind, self._team, self.device = kind, team, device or host()
-        self._layout = layout = Layout(model, optimizer, team, self.device)
+        self._layout = layout = LoopLayout(model, optimizer, team, self.device)
         self.copies, self.buffers = layout.copies, layout.buffers
         self.references = layout.references
         self.parameters, self.fixed = layout.parameters, [*layout.fixed.values()]
@@ -340,7 +340,7 @@ class Exchange:
             self.buffers.unbind()
 
 
-def between_hosts(layout: Layout) -> Between:
+def between_hosts(layout: LoopLayout) -> Between:
     """Return what connects this worker's host with the others, if there are any."""
     if len(layout.team.hosts) == 1:
         return OneHost(layout)

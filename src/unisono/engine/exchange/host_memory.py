@@ -29,7 +29,7 @@ from unisono.engine.exchange.between import Between
 from unisono.engine.exchange.bucket_pipeline import BUCKET_BYTES
 from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.early_part import EarlyPart, PartBuckets
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.parts import Gradients, OwnParts, Parts, PublishedParts
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
@@ -43,7 +43,7 @@ class HostMemoryCarriage(Carriage):
     `pieces` are this worker's lane, or everything if the sums are needed everywhere.
     """
 
-    def __init__(self, layout: Layout, between: Between) -> None:
+    def __init__(self, layout: LoopLayout, between: Between) -> None:
         self._layout, self._between, self._team = layout, between, layout.team
         self._copies, self._arena = layout.copies, layout.memory.arena
         is_host = layout.device.is_host
@@ -255,7 +255,7 @@ class _OwnParts(Protocol):
 class _InArena:
     """All parts are in memory that all workers see."""
 
-    def __init__(self, layout: Layout, between: Between) -> None:
+    def __init__(self, layout: LoopLayout, between: Between) -> None:
         self._layout, self._between = layout, between
         self._parts = Parts(layout.memory.arena.flags, layout.memory.arena.gradients)
         self._early = EarlyPart(self._parts)
@@ -288,7 +288,7 @@ class _InArena:
 class _OnDevice:
     """This worker's parts are on its device, and are copied to memory that all workers see."""
 
-    def __init__(self, layout: Layout, between: Between) -> None:
+    def __init__(self, layout: LoopLayout, between: Between) -> None:
         self._layout, self._between, self._copies = layout, between, layout.copies
         self._arena = arena = layout.memory.arena
         slots, spans = arena.plan.parameters, layout.spans if layout.device.is_divided else ()

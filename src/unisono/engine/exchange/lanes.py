@@ -37,7 +37,7 @@ from unisono.engine.exchange.division import Division
 from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.engine.exchange.host_bucket import HostBucket, LaneMemory
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, Views, connect_lane
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.exchange.parts import presence
 from unisono.errors import UnisonoError
@@ -75,7 +75,7 @@ class Lanes(Between):
     _has_begun = _is_outdated = _has_moved = False
     _kept_on: int | None = None
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: LoopLayout) -> None:
         self._layout, self._team, self._memory = layout, layout.team, layout.memory
         self._arena, self._buffers = layout.memory.arena, layout.buffers
         self.sums = self._arena.sums

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from unisono.engine.exchange.arena import Region
 from unisono.engine.exchange.host_memory import HostMemoryCarriage
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.ownership import Ownership, PlannedState, values_of_all
 from unisono.engine.exchange.private_view import check_alike
 from unisono.engine.exchange.replicas import (
@@ -229,7 +229,7 @@ def _bring(pieces: OwnPieces, states: Region, left: memoryview, optimizer: Optim
 class OwnPieces(PiecesOfState):
     """This worker's pieces of an optimizer's state, where its parameters are."""
 
-    def __init__(self, known: memoryview, keys: StateKeys, layout: Layout) -> None:
+    def __init__(self, known: memoryview, keys: StateKeys, layout: LoopLayout) -> None:
         self.keys, self.known = keys, known
         groups = {id(p): group for group in layout.optimizer.param_groups for p in group["params"]}
         self._parameters = [(parameter, groups[id(parameter)]) for parameter in layout.parameters]

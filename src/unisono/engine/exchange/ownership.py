@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from unisono.engine.exchange.between import Between
 from unisono.engine.exchange.carriage import Carriage
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.shared_optimizer_state import PiecesOfState, StateKeys
 from unisono.engine.state.contents import named_parameters
+from unisono.runtime.device import on_host
 from unisono.runtime.workers.launcher_messages import Live
 from unisono.runtime.workers.team import Team
 
@@ -43,7 +44,7 @@ class Ownership(ABC):
     is_state_new = False
     is_written_in_passes = False
 
-    def __init__(self, layout: Layout, carriage: Carriage, between: Between) -> None:
+    def __init__(self, layout: LoopLayout, carriage: Carriage, between: Between) -> None:
         self.layout, self.carriage, self.between = layout, carriage, between
         self.team, self.memory = layout.team, layout.memory
 
@@ -119,7 +120,7 @@ class Ownership(ABC):
 
     def fixed_values(self) -> Sequence[torch.Tensor]:
         """Return the fixed parameters, in memory of the host that passes do not change."""
-        return [p.detach().to("cpu", copy=True) for p in self.layout.fixed.values()]
+        return [on_host(p).clone() for p in self.layout.fixed.values()]
 
     def fixed_suspects(self) -> Sequence[int]:
         """Return the positions of fixed parameters that may have changed since the loop began."""

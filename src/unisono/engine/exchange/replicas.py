@@ -15,7 +15,7 @@ from typing import final
 import torch
 from typing_extensions import override
 
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.ownership import Ownership
 from unisono.engine.exchange.private_view import check_alike
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
@@ -100,7 +100,7 @@ class Replicas(Ownership):
         apply_state(optimizer, self.named_whole(), facts, tensors)
 
 
-def lay_out_alike(layout: Layout) -> None:
+def lay_out_alike(layout: LoopLayout) -> None:
     """Lay parameters and their optimizer state out as every worker's are.
 
     Fused kernels pair elements by their places in memory, and state may be older than the layout:
@@ -167,7 +167,13 @@ def go_back_alike(owner: Ownership, take_state: Callable[[int], None]) -> None:
 
 
 def copy_replica(
-    layout: Layout, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
+    layout: LoopLayout,
+    slot: int,
+    copy_of_buffers: int,
+    position: int,
+    size: int,
+    *,
+    into_slot: bool,
 ) -> None:
     """Copy a share of parameters and buffers to or from a snapshot; see :meth:`Snapshots.copy`."""
     snapshots = layout.memory.snapshots
@@ -182,7 +188,7 @@ def copy_replica(
             there.copy_(here) if into_slot else here.copy_(there)
 
 
-def hashes_of(layout: Layout) -> dict[str, int]:
+def hashes_of(layout: LoopLayout) -> dict[str, int]:
     """Return a hash of each parameter, by name."""
     return {name: _hash(one) for name, one in zip(layout.names, layout.all, strict=True)}
 

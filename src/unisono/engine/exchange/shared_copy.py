@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from unisono.engine.exchange.between import Between
 from unisono.engine.exchange.carriage import Carriage
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.ownership import Ownership, PlannedState, values_of_all
 from unisono.engine.exchange.private_view import PrivateView
 from unisono.engine.exchange.shared_optimizer_state import (
@@ -51,7 +51,7 @@ class SharedCopy(Ownership):
 
     optimizer_state: SharedOptimizerState | None = None
 
-    def __init__(self, layout: Layout, carriage: Carriage, between: Between) -> None:
+    def __init__(self, layout: LoopLayout, carriage: Carriage, between: Between) -> None:
         super().__init__(layout, carriage, between)
         self.have_all = is_elementwise(layout.optimizer)
         self._leader = self.team.membership.leader

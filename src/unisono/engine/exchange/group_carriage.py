@@ -34,7 +34,7 @@ from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.communicator import BrokenError, Communicator
 from unisono.engine.exchange.early_part import EarlyPart
 from unisono.engine.exchange.gloo_communicator import GlooCommunicator
-from unisono.engine.exchange.layout import Layout
+from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
 from unisono.engine.exchange.parts import (
     Gradients,
@@ -73,7 +73,7 @@ class GroupCarriage(Carriage):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: LoopLayout,
         between: Between,
         connect: Callable[[Team, Device], Communicator] | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ from unisono.runtime.workers.team import Team
 
 
 @final
-class Layout:
+class LoopLayout:
     """The tensors of one loop, and the memory that the workers of a host share.
 
     Attributes:
