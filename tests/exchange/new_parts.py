@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from unisono.engine.exchange.arena import Region
-from unisono.engine.exchange.between import FlagsOfOthers
 from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.ownership import Ownership
 from unisono.engine.exchange.parts import OrderedSum, OwnParts, Parts, PublishedParts
@@ -24,14 +23,13 @@ class Mail(Carriage):
     takes_early = False
 
     def __init__(self, layout, between):
-        self._layout, self._between, self._team = layout, between, layout.team
-        arena = layout.memory.arena
-        self._flags, self._slots = arena.flags, arena.plan.parameters
+        super().__init__(layout)
+        self._between, self._flags = between, self.arena.flags
+        self._slots = self.arena.plan.parameters
         self._own, self._all = (
             OwnParts(self._slots, layout.num_bytes, layout.device) for _ in range(2)
         )
         self._parts = Parts(self._flags, self._own)
-        self._visible = FlagsOfOthers(layout, self._own)
 
     def publish_early(self, part, index, gradient):
         raise NotImplementedError
@@ -43,7 +41,7 @@ class Mail(Carriage):
         pass
 
     def gather(self, purpose):
-        team, size, division = self._team, self._layout.num_bytes, self._layout.division
+        team, size, division = self.team, self.layout.num_bytes, self.layout.division
         if not self._between.gather(purpose):
             return False
         membership, mine = team.membership, division.parts_of[team.world.rank]
@@ -55,19 +53,19 @@ class Mail(Carriage):
 
     def plan(self, *, everywhere):
         assert everywhere
-        nodes, self.pieces = self._layout.division.parts, self._layout.whole_pieces
-        self._between.plan([[]] * self._between.num_lanes, self._visible, None)
+        nodes, self.pieces = self.layout.division.parts, self.layout.whole_pieces
+        self._between.plan([[]] * self._between.num_lanes, self, None)
         rows = [(self._flags[node.lo],) for node in nodes]
         regions = [Region(self._all.memory(node.lo), 0, self._slots) for node in nodes]
         self._sum = OrderedSum(PublishedParts(nodes, rows, regions), self.pieces)
         self.totals, self.whole = self._sum.totals, self._all[0].tensors()
 
     def add_up(self, purpose):
-        self._between.add_up(self._visible)
+        self._between.add_up(self)
         return self._sum.add()
 
     def await_readers(self, purpose):
-        self._team.meet(purpose)
+        self.team.meet(purpose)
 
     def close(self):
         pass

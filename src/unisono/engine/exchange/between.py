@@ -9,71 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, final
+from typing import final
 
 import torch
 from typing_extensions import override
 
 from unisono.engine.exchange.arena import Region
+from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.loop_layout import LoopLayout
-from unisono.engine.exchange.parts import OrderedSum, OwnParts, PublishedParts
+from unisono.engine.exchange.parts import OrderedSum
 from unisono.plan.shards import Piece
-from unisono.runtime.workers.memory import Memory
-
-
-class PartsOfHost(Protocol):
-    """What a carriage does for the one who adds up the parts of its host."""
-
-    def published(self) -> PublishedParts:
-        """Return the parts of all workers; only this worker's lane of them is read."""
-
-    def fetch(self) -> None:
-        """Bring that lane here once all parts are published."""
-
-    def host_sums(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
-        """Return where sums that were made in the host's memory are used."""
-
-    def fetch_sums(self) -> None:
-        """Bring the sums of this worker's lane there."""
-
-    def give_sums(self) -> None:
-        """Copy the sums of this worker's lane to the host's memory."""
-
-    def take_sums(self, *, with_own: bool) -> None:
-        """Copy all sums from the host's memory to this worker."""
-
-
-@final
-class FlagsOfOthers:
-    """Of other workers, what flags say of their parts; sums come to this worker another way.
-
-    Args:
-        own: this worker's parts.
-    """
-
-    def __init__(self, layout: LoopLayout, own: OwnParts) -> None:
-        self._layout, self._own = layout, own
-
-    def published(self) -> PublishedParts:
-        """Return all parts; those of others are empty, so only a worker alone can add them up."""
-        division, flags = self._layout.division, self._layout.memory.arena.flags
-        mine, nothing = division.parts_of[self._layout.team.world.rank], Memory.private(0)
-        empty = Region(nothing, 0, ())
-        regions = [self._own[node.lo] if node in mine else empty for node in division.parts]
-        rows = [(flags[node.lo],) for node in division.parts]
-        return PublishedParts(division.parts, rows, regions)
-
-    def host_sums(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
-        """Return nothing: no sums are made in the host's memory."""
-        return []
-
-    def fetch(self) -> None:
-        """Do nothing, and so do the others."""
-
-    fetch_sums = give_sums = fetch
-
-    def take_sums(self, *, with_own: bool) -> None:
-        """Do nothing."""
 
 
 def _nothing() -> None:
@@ -83,13 +28,20 @@ def _nothing() -> None:
 class Between(ABC):
     """Completes the sums of one host with those of the others.
 
+    A method with a body here does what is right where there are no other hosts.
+
     Attributes:
-        takes_early: whether gradients may leave the host while the backward pass goes on.
         sums: where sums lie in the host's memory, if the workers' parts do.
+        takes_early: whether gradients may leave the host while the backward pass goes on.
     """
 
-    takes_early: bool
     sums: Region
+    takes_early = False
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a loss since :meth:`trust` makes all hosts return to the newest snapshot."""
+        return False
 
     @property
     @abstractmethod
@@ -101,18 +53,13 @@ class Between(ABC):
     def number(self) -> int | None:
         """The lane of this worker; None: its host has more workers than there are lanes."""
 
-    @property
-    @abstractmethod
-    def is_broken(self) -> bool:
-        """Whether a loss since :meth:`trust` makes all hosts return to the newest snapshot."""
-
-    @abstractmethod
     def trust(self) -> None:
         """Treat the present state as the run's."""
+        return
 
-    @abstractmethod
     def share(self, views: Callable[[], Sequence[memoryview]]) -> None:
         """Copy memory of the first host to the others as a loop begins. Collective."""
+        return
 
     @abstractmethod
     def go_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
@@ -123,25 +70,25 @@ class Between(ABC):
             in_shares: each worker of a host copies a share, so all have to wait for all.
         """
 
-    @abstractmethod
     def begin(self) -> None:
         """Start sending gradients of this step as they are marked."""
+        return
 
-    @abstractmethod
     def mark(self, index: int) -> None:
         """Record that this worker's gradient of a parameter is in the host's memory."""
+        return
 
-    @abstractmethod
     def mark_changed(self, indices: Sequence[int]) -> None:
         """Record that gradients changed after they were marked."""
+        return
 
-    @abstractmethod
     def mark_copied(self, indices: Sequence[int], are_made: Callable[[], bool]) -> None:
         """Record that gradients are being copied there; `are_made` returns whether they arrived."""
+        return
 
-    @abstractmethod
     def mark_copied_again(self) -> None:
         """Record that gradients changed after :meth:`mark_copied`, and are copied once more."""
+        return
 
     @abstractmethod
     def gather(self, purpose: str, meanwhile: Callable[[], None] = _nothing) -> bool:
@@ -154,35 +101,33 @@ class Between(ABC):
     def plan(
         self,
         lanes: Sequence[Sequence[Piece]],
-        parts: PartsOfHost,
+        carriage: Carriage,
         into: Sequence[torch.Tensor] | None,
     ) -> Sequence[torch.Tensor]:
         """Prepare to add up this worker's lane; return where its sums will be, as vectors.
 
         Args:
-            lanes: the pieces of each; none in any if gradients go another way.
+            lanes: the pieces of each; none in any if the carriage brings the sums.
             into: where to put the sums; None: where parts are, which are not needed then.
         """
 
     @abstractmethod
-    def add_up(self, parts: PartsOfHost) -> tuple[bool, ...]:
+    def add_up(self, carriage: Carriage) -> tuple[bool, ...]:
         """Add up this worker's lane; return for each parameter whether it has a gradient."""
 
     @abstractmethod
-    def spread(self, parts: PartsOfHost, purpose: str) -> bool:
+    def spread(self, carriage: Carriage, purpose: str) -> bool:
         """Bring the sums of all lanes to this worker. Return False if a worker was lost."""
 
-    @abstractmethod
     def leave(self) -> None:
         """Close the connections to other hosts. Not collective."""
+        return
 
 
 @final
 class OneHost(Between):
     """There are no other hosts: each worker adds up the parts of all where it can see them."""
 
-    takes_early = False
-    is_broken = False
     _sum: OrderedSum
 
     def __init__(self, layout: LoopLayout) -> None:
@@ -199,38 +144,10 @@ class OneHost(Between):
         return self._team.position
 
     @override
-    def trust(self) -> None:
-        pass
-
-    @override
-    def share(self, views: Callable[[], Sequence[memoryview]]) -> None:
-        pass
-
-    @override
     def go_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
         put_back()
         while in_shares and not self._team.meet("putting back"):
             put_back()
-
-    @override
-    def begin(self) -> None:
-        pass
-
-    @override
-    def mark(self, index: int) -> None:
-        pass
-
-    @override
-    def mark_changed(self, indices: Sequence[int]) -> None:
-        pass
-
-    @override
-    def mark_copied(self, indices: Sequence[int], are_made: Callable[[], bool]) -> None:
-        pass
-
-    @override
-    def mark_copied_again(self) -> None:
-        pass
 
     @override
     def gather(self, purpose: str, meanwhile: Callable[[], None] = _nothing) -> bool:
@@ -242,25 +159,21 @@ class OneHost(Between):
     def plan(
         self,
         lanes: Sequence[Sequence[Piece]],
-        parts: PartsOfHost,
+        carriage: Carriage,
         into: Sequence[torch.Tensor] | None,
     ) -> Sequence[torch.Tensor]:
-        self._sum = OrderedSum(parts.published(), lanes[self.number], into)
+        self._sum = OrderedSum(carriage.published(), lanes[self.number], into)
         return self._sum.totals
 
     @override
-    def add_up(self, parts: PartsOfHost) -> tuple[bool, ...]:
-        parts.fetch()
+    def add_up(self, carriage: Carriage) -> tuple[bool, ...]:
+        carriage.fetch()
         return self._sum.add()
 
     @override
-    def spread(self, parts: PartsOfHost, purpose: str) -> bool:
-        parts.give_sums()
+    def spread(self, carriage: Carriage, purpose: str) -> bool:
+        carriage.give_sums()
         if not self._team.meet(purpose):
             return False
-        parts.take_sums(with_own=False)
+        carriage.take_sums(with_own=False)
         return True
-
-    @override
-    def leave(self) -> None:
-        pass

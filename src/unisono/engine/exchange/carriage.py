@@ -7,13 +7,19 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.engine.exchange.parts import Gradients
+from unisono.engine.exchange.arena import Region
+from unisono.engine.exchange.loop_layout import LoopLayout
+from unisono.engine.exchange.parts import Gradients, PublishedParts
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
+from unisono.runtime.workers.memory import Memory
 
 
 class Carriage(ABC):
     """Carries the gradients of one worker to the sums, and sums to all workers.
+
+    A method with a body here does what is right for a carriage that brings all sums everywhere by
+    itself, so that nothing is left to add up on a host or between hosts.
 
     Attributes:
         pieces: the pieces of parameters that `totals` are the sums of.
@@ -24,6 +30,9 @@ class Carriage(ABC):
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
+
+    def __init__(self, layout: LoopLayout) -> None:
+        self.layout, self.team, self.arena = layout, layout.team, layout.memory.arena
 
     @property
     @abstractmethod
@@ -65,3 +74,29 @@ class Carriage(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release what this worker alone has. Not collective."""
+
+    def published(self) -> PublishedParts:
+        """Return all parts, of which this worker's lane is read; here only their flags are."""
+        nodes, nothing = self.layout.division.parts, Region(Memory.private(0), 0, ())
+        rows = [(self.arena.flags[node.lo],) for node in nodes]
+        return PublishedParts(nodes, rows, [nothing] * len(nodes))
+
+    def fetch(self) -> None:
+        """Bring this worker's lane of others' parts here, once all are published."""
+        return
+
+    def host_sums(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
+        """Return where sums of these pieces are used that were made in the host's memory."""
+        return []
+
+    def fetch_sums(self) -> None:
+        """Bring the sums of this worker's lane from the host's memory to where they are used."""
+        return
+
+    def give_sums(self) -> None:
+        """Copy the sums of this worker's lane to the host's memory."""
+        return
+
+    def take_sums(self, *, with_own: bool) -> None:
+        """Copy all sums from the host's memory to this worker."""
+        return

@@ -23,7 +23,7 @@ import torch
 from typing_extensions import override
 
 from unisono.engine.exchange.arena import Bytes, Region, private_bytes
-from unisono.engine.exchange.between import Between, FlagsOfOthers
+from unisono.engine.exchange.between import Between
 from unisono.engine.exchange.bucket_pipeline import (
     BucketPipeline,
     ParameterBucket,
@@ -77,15 +77,13 @@ class GroupCarriage(Carriage):
         between: Between,
         connect: Callable[[Team, Device], Communicator] | None = None,
     ) -> None:
-        self._layout, self._between, self._team = layout, between, layout.team
-        self._arena = layout.memory.arena
-        self._connect = connect or _connect
-        slots = self._arena.plan.parameters
-        self._buckets = lay_out_buckets(slots, self._team.world.world_size)
+        super().__init__(layout)
+        self._between, self._connect = between, connect or _connect
+        slots = self.arena.plan.parameters
+        self._buckets = lay_out_buckets(slots, self.team.world.world_size)
         self._own = OwnParts(self._buckets.slots, self._buckets.num_bytes, layout.device)
-        self._parts = Parts(self._arena.flags, self._own)
+        self._parts = Parts(self.arena.flags, self._own)
         self._early = EarlyPart(self._parts)
-        self._visible = FlagsOfOthers(layout, self._own)
 
     @property
     @override
@@ -118,7 +116,7 @@ class GroupCarriage(Carriage):
     def gather(self, purpose: str) -> bool:
         """Wait until every worker has published its parts and all sums are here."""
         pipeline, communicator = self._pipeline, self._connected()
-        self._layout.copies.wait()  # of buffers, which the others read
+        self.layout.copies.wait()  # of buffers, which the others read
         if pipeline is None:
             return self._between.gather(purpose)
 
@@ -136,17 +134,17 @@ class GroupCarriage(Carriage):
 
     @override
     def plan(self, *, everywhere: bool) -> None:
-        layout, team = self._layout, self._team
+        layout, team = self.layout, self.team
         self.pieces = layout.whole_pieces
         if team.size == 1:
             self._pipeline = None
-            self.totals = self._between.plan([self.pieces], self._visible, None)
+            self.totals = self._between.plan([self.pieces], self, None)
             self.whole = self._own[0].tensors()
             return
-        self._between.plan([[] for _ in range(self._between.num_lanes)], self._visible, None)
+        self._between.plan([[] for _ in range(self._between.num_lanes)], self, None)
         held = [layout.division.parts_of[rank] for rank in team.membership.ranks]
         memory = private_bytes(self._buckets.num_bytes, layout.device)
-        flags, position = self._arena.flags, team.position
+        flags, position = self.arena.flags, team.position
         self._sums = [
             BucketSum(bucket, self._own, flags, held, position, memory, layout.device)
             for bucket in self._buckets.buckets
@@ -160,11 +158,18 @@ class GroupCarriage(Carriage):
     @override
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """Return which parameters have a gradient; buckets have brought the sums."""
-        return self._between.add_up(self._visible)
+        return self._between.add_up(self)
+
+    @override
+    def published(self) -> PublishedParts:
+        """Return the parts of a worker alone, which adds them up; with others, only flags."""
+        if self.team.size > 1:
+            return super().published()
+        return self._parts.published(self.layout.division.parts)
 
     @override
     def await_readers(self, purpose: str) -> None:
-        self._team.meet(purpose)
+        self.team.meet(purpose)
 
     @override
     def close(self) -> None:
@@ -172,7 +177,7 @@ class GroupCarriage(Carriage):
 
     def _settle(self, pipeline: BucketPipeline) -> bool:
         """Check that buckets arrived everywhere; return False if a worker was lost. Collective."""
-        team, failures = self._team, {0: b""}
+        team, failures = self.team, {0: b""}
         membership = team.membership
         for _ in range(_ATTEMPTS):
             failure = self._move(pipeline)
@@ -199,7 +204,7 @@ class GroupCarriage(Carriage):
             communicator = self._connected()
             if communicator is None:
                 self._close()
-                communicator = self._connect(self._team, self._layout.device)
+                communicator = self._connect(self.team, self.layout.device)
                 self._communicator = communicator
         except BrokenError as error:
             return str(error)
@@ -214,7 +219,7 @@ class GroupCarriage(Carriage):
     def _connected(self) -> Communicator | None:
         """Return the communicator, if it connects the present members."""
         communicator = self._communicator
-        if communicator is None or communicator.membership != self._team.membership:
+        if communicator is None or communicator.membership != self.team.membership:
             return None
         return communicator
 

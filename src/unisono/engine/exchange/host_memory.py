@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Protocol, final
+from typing import final
 
 import torch
 from typing_extensions import override
@@ -44,11 +44,12 @@ class HostMemoryCarriage(Carriage):
     """
 
     def __init__(self, layout: LoopLayout, between: Between) -> None:
-        self._layout, self._between, self._team = layout, between, layout.team
-        self._copies, self._arena = layout.copies, layout.memory.arena
+        super().__init__(layout)
+        self._between, self._copies = between, layout.copies
         is_host = layout.device.is_host
-        self._parts: _OwnParts = (_InArena if is_host else _OnDevice)(layout, between)
-        self._host_sums = self._arena.sums.everything()
+        self._parts: _InArena | _OnDevice
+        self._parts = (_InArena if is_host else _OnDevice)(layout, between)
+        self._host_sums = self.arena.sums.everything()
         self._here: Bytes | None = None  # where sums of own pieces come to from the host's memory
 
     @property
@@ -77,8 +78,8 @@ class HostMemoryCarriage(Carriage):
 
     @override
     def plan(self, *, everywhere: bool) -> None:
-        layout, number = self._layout, self._between.number
-        self._is_everywhere, is_alone = everywhere, self._team.size == 1
+        layout, number = self.layout, self._between.number
+        self._is_everywhere, is_alone = everywhere, self.team.size == 1
         lanes = layout.cut(self._between.num_lanes)
         if everywhere and is_alone:
             lanes = [layout.whole_pieces]
@@ -88,7 +89,7 @@ class HostMemoryCarriage(Carriage):
         start = max(0, min(self._mine[0], layout.num_bytes - ALIGNMENT_BYTES))
         self._fetched = start, max(self._mine[1], start + ALIGNMENT_BYTES)
         self._here = None
-        self._own_there = self._arena.sums.pieces(own)
+        self._own_there = self.arena.sums.pieces(own)
         into = self._sums.pieces(own) if everywhere and not is_alone else None
         totals = self._between.plan(lanes, self, into)
         if everywhere:
@@ -103,7 +104,7 @@ class HostMemoryCarriage(Carriage):
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         while True:
             present = self._between.add_up(self)
-            if not self._is_everywhere or self._team.size == 1:
+            if not self._is_everywhere or self.team.size == 1:
                 return present
             if self._between.spread(self, purpose):
                 return present
@@ -113,7 +114,7 @@ class HostMemoryCarriage(Carriage):
         """Bring the sums of all pieces to :attr:`whole`; return False if a worker was lost."""
         self._view_whole(self._view_sums())
         self.give_sums()
-        if not self._team.meet(purpose):
+        if not self.team.meet(purpose):
             return False
         self.take_sums(with_own=True)
         return True
@@ -131,53 +132,53 @@ class HostMemoryCarriage(Carriage):
             there: memory of the host, laid out as a part.
             here: this worker's, laid out alike.
         """
-        for place, source in self._layout.within(there, here, *self._mine):
+        for place, source in self.layout.within(there, here, *self._mine):
             self._copies.to_host(place, source)
         self._copies.wait()
-        if not self._team.meet(purpose):
+        if not self.team.meet(purpose):
             return False
         for span in self._others:
-            for source, place in self._layout.within(there, here, *span):
+            for source, place in self.layout.within(there, here, *span):
                 self._copies.to_device(place, source)
         return True
 
+    @override
     def published(self) -> PublishedParts:
-        """Return all parts, of which this worker reads its lane."""
         return self._parts.published(self._fetched)
 
+    @override
     def fetch(self) -> None:
-        """Bring this worker's lane of others' parts here."""
         self._parts.fetch()
 
+    @override
     def host_sums(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
-        """Return where sums that were made in the host's memory are used."""
-        if self._layout.device.is_host:
+        if self.layout.device.is_host:
             return self._own_there
-        self._layout.pin(self._host_sums)
-        self._here = here = Block([*within(self._layout.spans, *self._fetched)])
-        return Region(here, 0, self._arena.plan.parameters).pieces(pieces)
+        self.layout.pin(self._host_sums)
+        self._here = here = Block([*within(self.layout.spans, *self._fetched)])
+        return Region(here, 0, self.arena.plan.parameters).pieces(pieces)
 
+    @override
     def fetch_sums(self) -> None:
-        """Bring the sums of this worker's lane from the host's memory to its device."""
         if self._here is not None:
-            for source, place in self._layout.within(self._host_sums, self._here, *self._mine):
+            for source, place in self.layout.within(self._host_sums, self._here, *self._mine):
                 self._copies.to_device(place, source)
 
+    @override
     def give_sums(self) -> None:
-        """Copy the sums of this worker's lane to the host's memory."""
         pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]
         if self._is_everywhere:  # they lie as they do there
-            pairs = self._layout.within(self._host_sums, self._sums_memory, *self._mine)
+            pairs = self.layout.within(self._host_sums, self._sums_memory, *self._mine)
         else:
             pairs = zip(self._own_there, self.totals, strict=True)
         for there, here in pairs:
             self._copies.to_host(there, here)
         self._copies.wait()
 
+    @override
     def take_sums(self, *, with_own: bool) -> None:
-        """Copy all sums from the host's memory to this worker."""
-        for span in [(0, self._layout.num_bytes)] if with_own else self._others:
-            for source, place in self._layout.within(self._host_sums, self._sums_memory, *span):
+        for span in [(0, self.layout.num_bytes)] if with_own else self._others:
+            for source, place in self.layout.within(self._host_sums, self._sums_memory, *span):
                 self._copies.to_device(place, source)
 
     @override
@@ -193,17 +194,17 @@ class HostMemoryCarriage(Carriage):
         try:
             self._copies.wait()
         finally:
-            self._layout.unpin()
+            self.layout.unpin()
 
     @property
     def _others(self) -> list[tuple[int, int]]:
         """The bytes of a part before and behind this worker's pieces."""
-        return [(0, self._mine[0]), (self._mine[1], self._layout.num_bytes)]
+        return [(0, self._mine[0]), (self._mine[1], self.layout.num_bytes)]
 
     def _bytes_of(self, pieces: Sequence[Piece]) -> tuple[int, int]:
         if not pieces:
             return 0, 0
-        slots = self._arena.plan.parameters
+        slots = self.arena.plan.parameters
         first, last = (slots[piece.index] for piece in (pieces[0], pieces[-1]))
         start = first.offset + first.dtype.itemsize * pieces[0].start
         return start, last.offset + last.dtype.itemsize * pieces[-1].stop
@@ -211,44 +212,23 @@ class HostMemoryCarriage(Carriage):
     @functools.cached_property
     def _sums_memory(self) -> Bytes:
         """All sums, where the parameters are; a worker alone has them where its part is."""
-        return self._layout.allocate()
+        return self.layout.allocate()
 
     @property
     def _sums(self) -> Region:
-        return Region(self._sums_memory, 0, self._arena.plan.parameters)
+        return Region(self._sums_memory, 0, self.arena.plan.parameters)
 
     def _view_sums(self) -> list[torch.Tensor]:
-        self._layout.pin(self._host_sums)
-        return self._sums.pieces(self._layout.whole_pieces)
+        self.layout.pin(self._host_sums)
+        return self._sums.pieces(self.layout.whole_pieces)
 
     def _view_whole(self, totals: Sequence[torch.Tensor]) -> None:
         # A tensor without elements may lie between the bytes of two devices.
-        slots = self._arena.plan.parameters
+        slots = self.arena.plan.parameters
         self.whole = [
             total.as_strided(slot.shape, slot.stride).to(parameter.device)
-            for total, slot, parameter in zip(totals, slots, self._layout.parameters, strict=True)
+            for total, slot, parameter in zip(totals, slots, self.layout.parameters, strict=True)
         ]
-
-
-class _OwnParts(Protocol):
-    """Where this worker's parts are, and how those of others come here."""
-
-    @property
-    def takes_early(self) -> bool: ...
-
-    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None: ...
-
-    def publish(self, part: Node, gradients: Gradients) -> None: ...
-
-    def forget_step(self) -> None: ...
-
-    def published(self, span: tuple[int, int]) -> PublishedParts:
-        """Return all parts to be added up, of which this worker reads some bytes."""
-
-    def fetch(self) -> None:
-        """Bring those bytes here, once all parts are published."""
-
-    def release(self) -> None: ...
 
 
 @final

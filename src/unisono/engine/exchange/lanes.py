@@ -30,8 +30,9 @@ from typing import final
 import torch
 from typing_extensions import override
 
-from unisono.engine.exchange.between import Between, PartsOfHost
+from unisono.engine.exchange.between import Between
 from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_lane
+from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.division import Division
 from unisono.engine.exchange.early_part import ReadyBuckets
@@ -142,7 +143,7 @@ class Lanes(Between):
     def plan(
         self,
         lanes: Sequence[Sequence[Piece]],
-        parts: PartsOfHost,
+        carriage: Carriage,
         into: Sequence[torch.Tensor] | None,
     ) -> Sequence[torch.Tensor]:
         self._division = division = self._layout.division
@@ -165,7 +166,7 @@ class Lanes(Between):
             self._pipeline = BucketPipeline([bucket.transfer for bucket in self._buckets])
         if into is not None:
             return into
-        return parts.host_sums([] if number is None else lanes[number])
+        return carriage.host_sums([] if number is None else lanes[number])
 
     @override
     def mark(self, index: int) -> None:
@@ -185,15 +186,15 @@ class Lanes(Between):
         self.ready.is_outdated = True
 
     @override
-    def add_up(self, parts: PartsOfHost) -> tuple[bool, ...]:
+    def add_up(self, carriage: Carriage) -> tuple[bool, ...]:
         present = self._finish()
-        parts.fetch_sums()
+        carriage.fetch_sums()
         return present
 
     @override
-    def spread(self, parts: PartsOfHost, purpose: str) -> bool:
+    def spread(self, carriage: Carriage, purpose: str) -> bool:
         self._team.meet(purpose)
-        parts.take_sums(with_own=True)
+        carriage.take_sums(with_own=True)
         return True
 
     @override
