@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, final
 
 from torch import nn
+from typing_extensions import override
 
 from unisono.data.data_reading import is_stream
 from unisono.engine.state.contents import digest_of
@@ -127,47 +128,47 @@ class FitUnderWay(Observer):
 
     @property
     def validated_model(self) -> nn.Module:
-        """See :class:`Fit`."""
+        """The model to validate: `model`, or what ``fit(validate_model=…)`` returns now."""
         return self.model if self._validated is None else self._validated()
 
     @property
     def directory(self) -> Path | None:
-        """See :class:`Fit`."""
+        """The run directory, or None."""
         return None if self._context.checkpoints is None else self._context.checkpoints.directory
 
     @property
     def step(self) -> int:
-        """See :class:`Fit`."""
+        """Number of steps done over the whole run."""
         return self._run.position.step
 
     @property
     def epoch(self) -> int:
-        """See :class:`Fit`."""
+        """Number of epochs done."""
         return self._run.position.epoch
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """See :class:`Fit`."""
+        """The ranks of the workers that compute together now, in ascending order."""
         return self._context.team.membership.ranks
 
     @property
     def is_leader(self) -> bool:
-        """See :class:`Fit`."""
+        """Whether this worker writes for all; False if it repeats what others have done."""
         return self._context.team.is_leader and not self._context.replicated_calls.is_behind
 
     @property
     def is_first(self) -> bool:
-        """See :class:`Fit`."""
+        """Whether this worker has the lowest rank, and so draws on the terminal."""
         return self._context.team.position == 0 and not self._context.replicated_calls.is_behind
 
     @property
     def has_joined(self) -> bool:
-        """See :class:`Fit`."""
+        """Whether this worker joined later than the others, as a replacement."""
         return self._run.has_joined or self._context.replicated_calls.is_behind
 
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
-        """See :class:`Fit`."""
+        """Identity, versions, machine, command and sizes of the run, as JSON values."""
         run, plan = self._run, self._plan.samples
         is_kept = self._context.checkpoints is not None
         return {
@@ -185,25 +186,25 @@ class FitUnderWay(Observer):
         }
 
     def pid(self, rank: int) -> int | None:
-        """See :class:`Fit`."""
+        """Return the process ID of a worker, or None if unknown, as on another host."""
         team = self._context.team  # a process ID means nothing on another host
         return team.pid(rank) if rank in team.neighbours else None
 
     def times(self, rank: int, step: int) -> Times | None:
-        """See :class:`Fit`."""
+        """Return a worker's times in one of the last two steps, or None."""
         times = self._context.team.times(rank, step)
         return None if times is None else Times._make(times)
 
     def memory(self, rank: int) -> int | None:
-        """See :class:`Fit`."""
+        """Return the bytes of device memory that a worker's tensors last used; None on CPUs."""
         return self._context.team.memory_of(rank) if self._has_memory else None
 
     def say(self, line: str) -> None:
-        """See :class:`Fit`."""
+        """Print one line for the user without disturbing the progress bar."""
         self._progress.say(self, line)
 
     def once(self, work: Callable[[], str], purpose: str) -> str:
-        """See :class:`Fit`."""
+        """Run `work` on the leader, and return its result on every worker. Collective."""
 
         def speak() -> bytes:
             return work().encode(errors="backslashreplace")
@@ -211,27 +212,27 @@ class FitUnderWay(Observer):
         return self._context.replicated_calls.hear_leader(speak, purpose).decode()
 
     def written_checkpoint(self) -> Path | None:
-        """See :class:`Fit`."""
+        """Wait until the leader's newest checkpoint is written, and return its folder."""
         return None if self._context.checkpoints is None else self._context.checkpoints.written()
 
     def check_directory(self) -> str:
-        """See :class:`Fit`."""
+        """Check that the run directory is still the run's; return why not, or nothing."""
         return "" if self._context.checkpoints is None else self._context.checkpoints.hold()
 
     def stop(self, why: str) -> None:
-        """See :class:`Fit`."""
+        """End the run after the current step. Collective."""
         self._run.stop()
         calling = self._callbacks.calling
         self._run.last["stopped_by"] = "" if calling is None else calling.name
         self._say_once(why)
 
+    @override
     def before_snapshot(self) -> None:
-        """See :class:`Observer`."""
         if self._has_begun and not self._is_over:  # a loop begins with a snapshot
             self._callbacks.call("on_snapshot", self)
 
+    @override
     def before_pause(self) -> None:
-        """See :class:`Observer`."""
         if not self._is_over and (signum := self._context.team.is_ended_by):
             # The launcher ends this process during the pause.
             self._fail(interruption(signum))
@@ -321,8 +322,8 @@ class FitUnderWay(Observer):
                     f"{type(another).__name__}: {another}"
                 )
 
+    @override
     def begin(self) -> None:
-        """See :class:`Observer`."""
         if self._is_over:  # the loop belongs to the program
             return
         team = self._context.team

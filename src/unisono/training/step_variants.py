@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, final
 
 import torch
+from typing_extensions import override
 
 from unisono.data.loader import Loader
 from unisono.engine.state.run_state import Position
@@ -33,8 +34,8 @@ class ClosureStep(Step):
         self._given = boundary.run.loss
         self._compute_loss_again: Callable[[Any], Any] | None = None
 
+    @override
     def again(self, loss: Callable[[Any], Any]) -> None:
-        """See :class:`Step`; raises TypeError if `loss` is not callable."""
         if not callable(loss):
             raise TypeError(
                 f"`step.again` takes a function that computes a batch's loss, but got a "
@@ -93,10 +94,10 @@ class AlternatingStep(Step):
         self._batches_read: dict[int, Any] = {}  # for all updates, by shard
 
     @contextlib.contextmanager
+    @override
     def update(
         self, *names: str, gradients: Mapping[str, torch.Tensor] | None = None
     ) -> Iterator[Step]:
-        """See :class:`Step`."""
         check_members(self._engine.members, names)
         if not self._entered or self._updating or (self._taken and not self._turn):
             raise RuntimeError(

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import nn
@@ -75,8 +75,9 @@ def size_of(slots: Sequence[Slot]) -> int:
     return slots[-1].end if slots else 0
 
 
+@final
 class Region:
-    """Tensors laid out from byte `start` of a memory, in their `slots`. Final."""
+    """Tensors laid out from byte `start` of a memory, in their `slots`."""
 
     def __init__(self, memory: Bytes, start: int, slots: Sequence[Slot]) -> None:
         self._memory = memory
@@ -163,8 +164,9 @@ def in_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
+@final
 class Arena:
-    """The regions of one run's shared memory. Final.
+    """The regions of one run's shared memory.
 
     Attributes:
         key: the memory's name among all that the workers share.
@@ -252,8 +254,9 @@ class Span(NamedTuple):
     device: torch.device
 
 
+@final
 class Block:
-    """Bytes on accelerators; a tensor lies within one of the spans. Final.
+    """Bytes on accelerators; a tensor lies within one of the spans.
 
     Args:
         spans: one after the other, each on its device.

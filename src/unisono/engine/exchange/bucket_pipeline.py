@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 from unisono.engine.exchange.arena import Slot
 from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
@@ -86,8 +86,9 @@ class BucketProgress:
         self.is_outdated |= any(number < self.num_ready for number in numbers)
 
 
+@final
 class BucketPipeline:
-    """Brings all buckets of a step to everybody's sums. Final.
+    """Brings all buckets of a step to everybody's sums.
 
     Args:
         transfers: of each bucket, in the order in which they travel, what begins its rounds: as
@@ -161,8 +162,9 @@ class BucketPipeline:
         return next((one for one in self._under_way if one.num_begun < math.inf), None)
 
 
+@final
 class _UnderWay:
-    """A bucket that has begun to cross. Final."""
+    """A bucket that has begun to cross."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -31,8 +31,9 @@ from unisono.runtime.device import Copies, Device, by_device, on_host
 from unisono.runtime.workers.team import Team
 
 
+@final
 class Buffers:
-    """The model's buffers, copied as one block of bytes. Final.
+    """The model's buffers, copied as one block of bytes.
 
     On the CPU the buffers themselves lie in the block. On an accelerator they keep memory of their
     own, and are copied to and from blocks there.

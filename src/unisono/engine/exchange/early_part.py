@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import final
 
 import torch
+from typing_extensions import override
 
 from unisono.engine.exchange.arena import Slot
 from unisono.engine.exchange.bucket_pipeline import BucketProgress, bucket_ranges
@@ -14,8 +16,9 @@ from unisono.plan.summation import Node
 from unisono.runtime.workers import meeting_point as futex
 
 
+@final
 class EarlyPart:
-    """What has been published early, and what is to be published again. Final.
+    """What has been published early, and what is to be published again.
 
     A gradient may change after it was published, by a hook of the program, or be taken away: when
     the part is published as a whole, what is another tensor then, or another version of it, counts.
@@ -54,8 +57,9 @@ class EarlyPart:
         return changed
 
 
+@final
 class PartBuckets(BucketProgress):
-    """Runs of neighbouring parameters, each copied at once when all of it is there. Final.
+    """Runs of neighbouring parameters, each copied at once when all of it is there.
 
     Args:
         slots: where each parameter lies in a part.
@@ -82,8 +86,9 @@ _WORD = 1 << 32
 _ADD_AT_MOST = 2047
 
 
+@final
 class ReadyBuckets(BucketProgress):
-    """Which buckets all workers of a host have left in its memory, as one of them sees it. Final.
+    """Which buckets all workers of a host have left in its memory, as one of them sees it.
 
     Each counts, in a place of its own there, up to which bucket it has come. The counts go on from
     step to step and are equal between two steps.
@@ -109,8 +114,9 @@ class ReadyBuckets(BucketProgress):
         super().begin()
         self._base, self._told = self._own.value, 0
 
+    @override
     def mark(self, index: int) -> list[int]:
-        """See :class:`BucketProgress`; tells the others of buckets that are ready in their turn."""
+        """Record a gradient, and publish how many buckets are ready in their order."""
         new = super().mark(index)
         self._tell()
         return new

@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+from typing_extensions import override
 
 from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer, connect
 from unisono.runtime.workers.team import Team
@@ -28,8 +29,9 @@ _TIMEOUT = timedelta(seconds=30)
 _CONNECT_WITHIN, _CONNECT_HOSTS_WITHIN = timedelta(milliseconds=500), timedelta(seconds=2)
 
 
+@final
 class GlooTransfer(Transfer):
-    """A call of a gloo group. Final."""
+    """A call of a gloo group."""
 
     def __init__(self, work: Work, *tensors: torch.Tensor) -> None:
         self.work = work
@@ -37,20 +39,21 @@ class GlooTransfer(Transfer):
         self._tensors = tensors
 
     @property
+    @override
     def is_ready(self) -> bool:
-        """See :class:`Transfer`."""
         return self.work.is_completed()
 
+    @override
     def join(self) -> None:
-        """See :class:`Transfer`."""
         try:
             self.work.wait()
         except RuntimeError as error:
             raise BrokenError(str(error)) from error
 
 
+@final
 class GlooCommunicator(Communicator):
-    """Moves bytes from memory to memory. Final."""
+    """Moves bytes from memory to memory."""
 
     def __init__(self, team: Team) -> None:
         self._team, self.membership = team, team.membership
@@ -74,19 +77,19 @@ class GlooCommunicator(Communicator):
 
         self._groups = connect(team, make, number=2)
 
+    @override
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
     ) -> Transfer:
-        """See :class:`Communicator`."""
         work = self._groups[0].alltoall_base(received, sent, from_each, to_each)
         return self._begun(work, received, sent)
 
+    @override
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Transfer:
-        """See :class:`Communicator`."""
         return self._begun(self._groups[1]._allgather_base(received, sent), received, sent)
 
+    @override
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
-        """See :class:`Communicator`."""
         assert isinstance(transfer, GlooTransfer)
         until_s = time.monotonic() + patience_s
         while True:
@@ -103,8 +106,8 @@ class GlooCommunicator(Communicator):
             if time.monotonic() > until_s:
                 return False
 
+    @override
     def close(self) -> None:
-        """See :class:`Communicator`."""
         groups, self._groups = self._groups, []
         under_way = [transfer for transfer in self._under_way if not transfer.is_ready]
         self._under_way = []

@@ -26,6 +26,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+from typing_extensions import override
 
 from unisono.engine.exchange.bucket_pipeline import BucketPipeline
 from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
@@ -91,8 +94,8 @@ class HostLane(Carrier):
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
 
+    @override
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
-        """See :class:`Carrier`; this worker's are sent then, too."""
         until_s = time.monotonic() + patience_s
         while not transfer.is_ready:
             left_s = until_s - time.monotonic()
@@ -116,8 +119,9 @@ class HostLane(Carrier):
             os.close(bell)
 
 
+@final
 class _Link:
-    """One connection: what is to be sent, and what is expected. Final."""
+    """One connection: what is to be sent, and what is expected."""
 
     def __init__(self, host: int, connected: socket.socket) -> None:
         self._host, self._socket, self.fileno = host, connected, connected.fileno()
@@ -224,20 +228,22 @@ class _Link:
             self._end()
 
 
+@final
 class _Swap(Transfer):
-    """A frame to each host, and one from each. Final."""
+    """A frame to each host, and one from each."""
 
     def __init__(self, number: int, links: list[_Link]) -> None:
         self._number, self._links = number, links
 
     @property
+    @override
     def is_ready(self) -> bool:
-        """See :class:`Transfer`."""
         self._links = [link for link in self._links if not link.is_done_with(self._number)]
         return not self._links
 
+    @override
     def join(self) -> None:
-        """See :class:`Transfer`."""
+        return
 
 
 def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
@@ -299,8 +305,8 @@ class LaneTurn(threading.Thread):
         ready.tell = lane.wake
         self.start()
 
+    @override
     def run(self) -> None:
-        """See :class:`threading.Thread`."""
         pipeline, lane = self._pipeline, self._lane
         try:
             while (num_ready := self._num_ready()) < self._num_buckets and not pipeline.failure:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, final
 from weakref import WeakMethod
 
 import torch
@@ -25,8 +25,9 @@ Tensors = Sequence[torch.Tensor]
 Values = TypeVar("Values")
 
 
+@final
 class Moving:
-    """Of one loop's parameters without an optimizer, those that move. Final.
+    """Of one loop's parameters without an optimizer, those that move.
 
     Args:
         fixed: those parameters, by name, with memory that they keep.

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch._C._distributed_c10d import Store
+from typing_extensions import override
 
 from unisono.engine.exchange.communicator import BrokenError, Communicator, Transfer, connect
 from unisono.runtime.workers.interfaces import interface_here
@@ -43,8 +44,9 @@ _ENVIRONMENT = {
 _INTERFACE = "NCCL_SOCKET_IFNAME"  # over which members connect
 
 
+@final
 class NcclTransfer(Transfer):
-    """A call of an NCCL group. Final."""
+    """A call of an NCCL group."""
 
     is_ready = True
 
@@ -52,14 +54,15 @@ class NcclTransfer(Transfer):
         self.work = work
         self._tensors = tensors
 
+    @override
     def join(self) -> None:
-        """See :class:`Transfer`; the current stream waits."""
         with _broken_if_it_fails():
             self.work.wait()
 
 
+@final
 class NcclCommunicator(Communicator):
-    """Moves bytes between GPUs. Final.
+    """Moves bytes between GPUs.
 
     Args:
         make: makes the group of a store, a rank and a size, on that device.
@@ -85,27 +88,27 @@ class NcclCommunicator(Communicator):
         self._guard = threading.Thread(target=self._watch, name="unisono-guard", daemon=True)
         self._guard.start()
 
+    @override
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
     ) -> Transfer:
-        """See :class:`Communicator`."""
         with _broken_if_it_fails():
             work = self._group.alltoall_base(received, sent, from_each, to_each)
         return NcclTransfer(work, received, sent)
 
+    @override
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Transfer:
-        """See :class:`Communicator`."""
         with _broken_if_it_fails():
             work = self._group._allgather_base(received, sent)
         return NcclTransfer(work, received, sent)
 
+    @override
     def aside(self) -> AbstractContextManager[Any]:
-        """See :class:`Communicator`."""
         stream: AbstractContextManager[Any] = self._module.stream(self._stream)
         return stream
 
+    @override
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
-        """See :class:`Communicator`; the host waits."""
         with self.aside():
             transfer.join()
             event = self._stream.record_event()
@@ -123,8 +126,8 @@ class NcclCommunicator(Communicator):
             raise BrokenError("a worker was lost")
         return True
 
+    @override
     def close(self) -> None:
-        """See :class:`Communicator`."""
         self._abort()
         if threading.current_thread() is not self._guard:
             self._guard.join()

@@ -237,24 +237,21 @@ class OwnPieces(PiecesOfState):
 
     @override
     def parameter(self, piece: Piece) -> torch.Tensor:
-        """See :class:`PiecesOfState`."""
         return in_memory_order(self._parameters[piece.index][0])[piece.start : piece.stop]
 
     @override
     def of_piece(self, piece: Piece) -> dict[str, Any]:
-        """See :class:`PiecesOfState`."""
         return self._held[piece]
 
     @override
     def adopt(self, piece: Piece, state: dict[str, Any]) -> None:
-        """See :class:`PiecesOfState`; it stays where it is."""
         self._held[piece] = state
         if piece.is_first:
             self.known[piece.index] = 1
 
     @override
     def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
-        """See :class:`PiecesOfState`; no worker can."""
+        return
 
     def here(self) -> list[dict[str, Any]]:
         """Return all that this worker has."""

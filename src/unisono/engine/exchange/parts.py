@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
@@ -22,8 +22,9 @@ Gradients = Sequence["torch.Tensor | None"]
 _PRESENT, _ABSENT = 1, 0
 
 
+@final
 class OwnParts:
-    """The parts that this worker has computed, by first shard, where nobody else sees them. Final.
+    """The parts that this worker has computed, by first shard, where nobody else sees them.
 
     Args:
         slots: where each parameter lies in a part.
@@ -60,8 +61,9 @@ class PublishedParts(NamedTuple):
     regions: Sequence[Region]  # where each is, or where it would be of which only pieces are there
 
 
+@final
 class Parts:
-    """Writes and reads published parts. Final.
+    """Writes and reads published parts.
 
     Args:
         flags: per shard, which parameters its part has gradients for; all see them.
@@ -159,8 +161,9 @@ _Vectors = Sequence[torch.Tensor]
 _Act = tuple[Callable[..., object], list[torch.Tensor], list[torch.Tensor]]
 
 
+@final
 class OrderedSum:
-    """The sum of all parts in tree order, over some pieces of every parameter. Final.
+    """The sum of all parts in tree order, over some pieces of every parameter.
 
     Args:
         into: where the sums go, as vectors; then the parts stay as they are. None: into the slots

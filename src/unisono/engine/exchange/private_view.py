@@ -15,6 +15,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import final
 
 import numpy as np
 import torch
@@ -31,8 +32,9 @@ _PAGE = mmap.PAGESIZE
 _NAME_LETTERS = 14  # purposes have 24
 
 
+@final
 class PrivateView:
-    """A view of neighbouring regions of a memory; bytes are counted from their first. Final.
+    """A view of neighbouring regions of a memory; bytes are counted from their first.
 
     Args:
         shared: the memory; must have been mapped from a descriptor.

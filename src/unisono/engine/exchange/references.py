@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
@@ -25,8 +25,9 @@ class _Reference(NamedTuple):
     last: torch.Tensor
 
 
+@final
 class References:
-    """Those of one loop's parameters, before an exchange gives these other memory. Final.
+    """Those of one loop's parameters, before an exchange gives these other memory.
 
     `others` are tensors that may share memory with them, such as buffers.
 

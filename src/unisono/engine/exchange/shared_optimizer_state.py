@@ -6,7 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.optim import Optimizer
@@ -113,8 +113,9 @@ class PiecesOfState(ABC):
         """Show the program the state of a parameter that has got some."""
 
 
+@final
 class SharedOptimizerState(PiecesOfState):
-    """The shared values of parameters and their optimizer state, whole and in pieces. Final.
+    """The shared values of parameters and their optimizer state, whole and in pieces.
 
     Args:
         shown: the state as the program sees it.
@@ -133,12 +134,10 @@ class SharedOptimizerState(PiecesOfState):
 
     @override
     def parameter(self, piece: Piece) -> torch.Tensor:
-        """See :class:`PiecesOfState`."""
         return self._arena.parameters.piece(piece.index, piece.start, piece.stop)
 
     @override
     def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
-        """See :class:`PiecesOfState`; in a dict of the program's own."""
         self._has[index], self._seen = True, [None]  # to be looked at
         optimizer.state[parameter] = dict(self._shown[index])
 
@@ -185,7 +184,6 @@ class SharedOptimizerState(PiecesOfState):
 
     @override
     def adopt(self, piece: Piece, state: dict[str, Any]) -> None:
-        """See :class:`PiecesOfState`; moves it to shared memory."""
         for name, key in self.keys[piece.index].items():
             if key.is_array or piece.is_first:
                 place = place_of(self._arena.states, piece, key)

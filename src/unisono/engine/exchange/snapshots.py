@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -32,8 +32,9 @@ from unisono.runtime.workers.team import Team
 _SHARE_ALIGNMENT = 4096
 
 
+@final
 class Snapshots:
-    """The two slots of one arena, as one worker sees them. Final."""
+    """The two slots of one arena, as one worker sees them."""
 
     def __init__(self, arena: Arena, keys: StateKeys) -> None:
         self._arena = arena
@@ -276,8 +277,9 @@ def plan_of(
     return ArenaLayout(slots, fixed_slots, lay_out(states), buffers, shards, room)
 
 
+@final
 class RunMemory:
-    """What the workers of a host share in one run, whatever carries its gradients. Final.
+    """What the workers of a host share in one run, whatever carries its gradients.
 
     Args:
         key: names the memory; None: `previous` is used again where all have it and it fits.

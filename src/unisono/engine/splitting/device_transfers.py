@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -65,8 +65,9 @@ class _Copy(NamedTuple):
     copy_version: int
 
 
+@final
 class DeviceTransfers(TorchFunctionMode):
-    """One pass through a model whose parts are on several devices. Final.
+    """One pass through a model whose parts are on several devices.
 
     Args:
         devices: those that have parts, in order; all of one type.

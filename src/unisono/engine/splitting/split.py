@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -215,8 +215,9 @@ def _check_there(places: Sequence[torch.device], world: World) -> None:
 _NOT_CAST = (nn.Embedding, nn.EmbeddingBag)  # by autocast
 
 
+@final
 class Split:
-    """Where the parts of a model are. Final.
+    """Where the parts of a model are.
 
     Attributes:
         devices: those that have parts, in order.
@@ -243,8 +244,9 @@ class Split:
                 module._buffers[other] = first._buffers[name]
 
 
+@final
 class SplitForward:
-    """What a module of a cut model is called by. Final.
+    """What a module of a cut model is called by.
 
     Args:
         place: of a unit; None: its parts are on several.

@@ -9,14 +9,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import final
 
 from torch import nn
 
 _TRAINING = operator.attrgetter("training")
 
 
+@final
 class Modes:
-    """The modes of a model's modules now. Final."""
+    """The modes of a model's modules now."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._modules = model, list(model.modules())

@@ -238,7 +238,7 @@ def _told(path: str) -> str:
 
 
 class StateInPieces(MutableMapping[Any, Any]):
-    """Says which parameters have state, but not which, until it is whole again. Final.
+    """Says which parameters have state, but not which, until it is whole again.
 
     `pieces` are this worker's :class:`OwnPieces`. `bring` gives an optimizer its whole state; None:
     no worker can.

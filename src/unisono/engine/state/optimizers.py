@@ -12,7 +12,7 @@ import inspect
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import optim
@@ -169,8 +169,9 @@ def state_like(
     return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
 
 
+@final
 class SeveralOptimizers(Optimizer):
-    """The optimizers of one run, by name; no two update the same parameter. Final."""
+    """The optimizers of one run, by name; no two update the same parameter."""
 
     def __init__(self, members: Mapping[str, Optimizer]) -> None:
         self.members = dict(members)  # torch's own attributes are those of the members

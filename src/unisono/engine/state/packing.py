@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -223,8 +223,9 @@ def unpacked_state(
     return unpack(packed, lambda label: tensors[label].clone(), "`run.state`")
 
 
+@final
 class ExtraState:
-    """What a model's modules give in ``get_extra_state``, as an object with a state. Final."""
+    """What a model's modules give in ``get_extra_state``, as an object with a state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

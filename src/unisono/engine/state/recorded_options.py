@@ -13,7 +13,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -44,8 +44,9 @@ class Change:
     new: Any  # its value now, as plain JSON
 
 
+@final
 class RecordedOptions:
-    """What a program gave when its run first began. Final.
+    """What a program gave when its run first began.
 
     `takes_programs`: what the program gives otherwise now is taken; else what is in a checkpoint
     stays. `first` is plain JSON; empty before the first loop, and where something is no plain

@@ -10,7 +10,7 @@ import json
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -56,9 +56,10 @@ HIDDEN = "unisono."
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
 
+@final
 @dataclass(slots=True)
 class RunState:
-    """What a run has come to. Final."""
+    """What a run has come to."""
 
     model: nn.Module  # whose values they are
     optimizer: Optimizer  # likewise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -17,8 +17,9 @@ from unisono.runtime.workers.team import Team
 _COMPARED, _COMPARED_EVERY = 2, 1024  # steps in which replicas are
 
 
+@final
 class BetweenSteps:
-    """The state of one loop while no step changes it. Final.
+    """The state of one loop while no step changes it.
 
     `compares`: replicas are compared, as devices compute the same bits. `copied`: the snapshot that
     is whole once the next step's shards are done; else None.

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.records import StepMeans
@@ -40,8 +41,9 @@ class ClosureEngine(StepEngine):
         self._versions: list[int] = []
         self._num_evaluations = 0
 
+    @override
     def finish(self) -> tuple[StepMeans, bool]:
-        """See :class:`StepEngine`; the means are those of the first evaluation."""
+        """Return the means of the first evaluation."""
         means = self._take_gradients()
         self._meet_fault("update", self.sums.step)
         before = forbid(IN_AN_UPDATE)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
+from typing import final
 
 import torch
 from torch import nn
@@ -79,8 +80,9 @@ def combined(
     return start + total
 
 
+@final
 class CombinedBuffers:
-    """Those of one loop, in one update of a step. Final.
+    """Those of one loop, in one update of a step.
 
     Attributes:
         left: by shard computed here, what it has left, on the host, in the order of `ways`.

@@ -7,7 +7,7 @@ got no gradient from a shard adds nothing to the sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
@@ -17,8 +17,9 @@ from unisono.runtime.device import by_device
 Gradients = list["torch.Tensor | None"]
 
 
+@final
 class GradientStack:
-    """The parts that one worker adds up in a step, from left to right. Final.
+    """The parts that one worker adds up in a step, from left to right.
 
     `last_shard` ends the last part; None: there are no parts.
     """

@@ -19,7 +19,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -202,8 +202,9 @@ def _number(name: str, value: Any, times: int = 1) -> Scalar:
         ) from None
 
 
+@final
 class PendingLosses:
-    """The losses of a step, by shard, that have numbers on an accelerator. Final."""
+    """The losses of a step, by shard, that have numbers on an accelerator."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies

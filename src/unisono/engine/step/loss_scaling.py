@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
@@ -23,8 +23,9 @@ from unisono.runtime.device import HOST, is_on_host
 SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an error
 
 
+@final
 class LossScaling:
-    """What torch's ``GradScaler`` does, in parts that several workers can do together. Final.
+    """What torch's ``GradScaler`` does, in parts that several workers can do together.
 
     The user's `scaler` is kept up to date, and its state is the run's.
     """

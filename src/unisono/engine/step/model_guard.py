@@ -18,7 +18,7 @@ import os
 import traceback
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -30,8 +30,9 @@ _VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad
 _FULL_AT_FIRST, _FULL_EVERY = 2, 64  # steps
 
 
+@final
 class ModelGuard:
-    """Watches a model whose parameters an exchange has bound. Final.
+    """Watches a model whose parameters an exchange has bound.
 
     `fixed` are the parameters that the optimizer does not update.
     """
@@ -169,8 +170,9 @@ def changed_in_a_pass(name: str) -> RuntimeError:
     )
 
 
+@final
 class Structure:
-    """What a model consists of when a loop begins. Final.
+    """What a model consists of when a loop begins.
 
     The identity of everything that modules hold is compared; names only where that has changed, as
     layers without tensors may come and go.
@@ -238,8 +240,9 @@ def _difference(before: dict[str, int | None], now: dict[str, int | None]) -> st
 _ACCUMULATION = ("aten::add_", "aten::add")
 
 
+@final
 class GuardedGrad(torch.Tensor):
-    """Stands for one parameter's gradient; has its shape, and no memory. Final."""
+    """Stands for one parameter's gradient; has its shape, and no memory."""
 
     _name: str
 

@@ -17,7 +17,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 
@@ -32,7 +32,7 @@ _EMPTY, _MEAN, _SUM = range(3)  # forms of a shard's loss
 
 
 class StepMeans(dict[str, float]):
-    """By name, the mean over all samples (or the true weight) of a step. Final.
+    """By name, the mean over all samples (or the true weight) of a step.
 
     `sums` is what each is made of: the sum and its weight; of a count, the sum and None.
     """
@@ -42,8 +42,9 @@ class StepMeans(dict[str, float]):
         self.sums = sums
 
 
+@final
 class UndoneMeans(StepMeans):
-    """What a step that is undone shows: the means of the last one that was done, or NaN. Final.
+    """What a step that is undone shows: the means of the last one that was done, or NaN.
 
     A program reads them behind the block whether a worker was lost or not.
     """
@@ -74,8 +75,9 @@ class Record(NamedTuple):
     seen: int  # stands for the writer's replica of the state; 0: not looked at
 
 
+@final
 class Records:
-    """Writes and reads the records of one loop's shards. Final."""
+    """Writes and reads the records of one loop's shards."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._rows, self._is_host = exchange.memory.arena.rows, exchange.device.is_host
@@ -202,8 +204,9 @@ class Phase(enum.IntEnum):
     UPDATING = 6
 
 
+@final
 class PhaseTimers:
-    """Adds up the seconds of each phase. Final.
+    """Adds up the seconds of each phase.
 
     Attributes:
         times: when the step began, on the clock of ``perf_counter``, then the seconds of each

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -33,8 +33,9 @@ Finished = tuple[Node, Gradients]
 """A part, and its sums."""
 
 
+@final
 class ShardPasses:
-    """Computes the shards of one worker in the steps of one loop. Final.
+    """Computes the shards of one worker in the steps of one loop.
 
     `own` generators of the program's are seeded with the default ones. Some `buffers` are combined
     from all shards, in a way by name.

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 from torch.optim import Optimizer
@@ -44,8 +44,9 @@ class UpdateVerdict(enum.Enum):
     LOST = enum.auto()  # somebody was
 
 
+@final
 class Sums:
-    """The summed gradients of an update, which transforms change. Final."""
+    """The summed gradients of an update, which transforms change."""
 
     def __init__(self, exchange: Exchange, timers: PhaseTimers, names: Sequence[str]) -> None:
         self.exchange, self._timers, self.names = exchange, timers, names
@@ -166,8 +167,9 @@ Watch = Callable[
 ]
 
 
+@final
 class GradientHook:
-    """Calls a program's function, with generators seeded for it. Final.
+    """Calls a program's function, with generators seeded for it.
 
     It takes (step, gradients by name), and changes them in place, or in the dict, or returns others
     by name. What it leaves out is absent, as after ``.grad = None``: the optimizer passes it over.

@@ -10,7 +10,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
@@ -30,8 +30,9 @@ def pass_for_stepped(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+@final
 class Options:
-    """The options of an optimizer's groups, which all workers must have alike. Final."""
+    """The options of an optimizer's groups, which all workers must have alike."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._number = optimizer, 0
@@ -104,8 +105,9 @@ class Member:
             )
 
 
+@final
 class SlicedUpdate:
-    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final."""
+    """Element-wise optimizers: each worker updates its pieces; state lies with them."""
 
     def __init__(
         self,
@@ -211,8 +213,9 @@ class SlicedUpdate:
             self._strangers.discard(position)
 
 
+@final
 class WholeUpdate:
-    """Whole parameters, by one worker for all or by each worker for its replica. Final.
+    """Whole parameters, by one worker for all or by each worker for its replica.
 
     The optimizer's state stays in the processes of those who update.
     """

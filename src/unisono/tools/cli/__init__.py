@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+from typing_extensions import override
 
 import unisono
 from unisono.runtime.launch.program import open_standard_fds
@@ -44,13 +45,13 @@ class _Commands(click.Group):
             sys.stdout.reconfigure(errors="replace")
         return super().main(*args, **kwargs)
 
+    @override
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """See click's; usage errors are one sentence."""
         with _in_one_sentence():
             return super().make_context(*args, **kwargs)
 
+    @override
     def invoke(self, ctx: click.Context) -> Any:
-        """See click's; usage errors are one sentence."""
         with _in_one_sentence(), told_of_system():
             return super().invoke(ctx)
 

@@ -13,6 +13,7 @@ from functools import partial, wraps
 from typing import Any, NoReturn, final
 
 import click
+from typing_extensions import override
 
 from unisono.errors import UnisonoError
 from unisono.runtime.launch.job import MODULE, SCRIPT
@@ -113,8 +114,8 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # older versions take no
     def __init__(self, name: str, read: Callable[[str], Any], must: str, example: str) -> None:
         self.name, self._read, self._must, self._example = name, read, must, example
 
+    @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click's; raises :class:`Refusal`."""
         option = param.opts[0] if param is not None else self.name
         try:
             return self._read(value)

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousTimeoutError,
 )
+from typing_extensions import override
 
 from unisono.errors import UnisonoError
 from unisono.runtime.launch.recovery import PERIOD_S
@@ -195,8 +196,9 @@ class HostAgent(LocalElasticAgent):
             say("another host has joined: all finish the step, and begin again with it.")
         super()._restart_workers(worker_group)
 
+    @override
     def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
-        """See torch's; raises SystemExit if the run has ended for good."""
+        """Monitor the workers; raise SystemExit if the run has ended for good."""
         result: api.RunResult = super()._monitor_workers(worker_group)
         if result.state == api.WorkerState.HEALTHY:
             self._end_with_others()

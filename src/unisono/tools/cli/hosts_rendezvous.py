@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _NodeDesc,
     _RendezvousState,
 )
+from typing_extensions import override
 
 from unisono.runtime.timeouts import RENDEZVOUS
 from unisono.runtime.workers.job_store import listen
@@ -103,8 +104,8 @@ class _Handler(DynamicRendezvousHandler):
 
     _node_desc_generator = _AnyProcess()  # type: ignore[assignment]
 
+    @override
     def next_rendezvous(self) -> RendezvousInfo:
-        """See torch's."""
         # Hosts that were there before would send nothing to those that joined since.
         self._bootstrap_store_info = None
         return super().next_rendezvous()
@@ -127,17 +128,17 @@ class HostsBackend(RendezvousBackend):
         self._seen: dict[Any, tuple[datetime, datetime]] = {}
 
     @property
+    @override
     def name(self) -> str:
-        """See torch's."""
         return str(self._backend.name)
 
+    @override
     def get_state(self) -> tuple[bytes, Any] | None:
-        """See torch's."""
         found = self._backend.get_state()
         return found and (self._as_of_here(found[0]), found[1])
 
+    @override
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
-        """See torch's."""
         own = pickle.loads(state)  # of this process
         for node, (told, here) in self._seen.items():
             if own.last_heartbeats.get(node) == here:

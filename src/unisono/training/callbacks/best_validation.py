@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, final
 
+from typing_extensions import override
+
 from unisono.engine.state.load import save_weights
 from unisono.runtime.habits import habits_met
 from unisono.runtime.plainfile import check_plain, weights_file
@@ -169,8 +171,8 @@ class BestCheckpoint(_Judge):
         self._path = Path()  # of the call of `fit` under way
         super().__init__(monitor, better, min_delta)
 
+    @override
     def writes_to(self, directory: Path | None) -> Path | None:
-        """See :class:`Callback`."""
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, final
 
+from typing_extensions import override
+
 from unisono.errors import PeerLostError
 from unisono.runtime.plainfile import check_plain, path_given
 from unisono.runtime.procfs import thread_times
@@ -63,8 +65,8 @@ class EventLog(Callback):
         self._seldom_due_s = 0.0
         self._begun_at = 0
 
+    @override
     def writes_to(self, directory: Path | None) -> Path | None:
-        """See :class:`Callback`."""
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:

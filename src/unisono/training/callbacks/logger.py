@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, final
 
+from typing_extensions import override
+
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain, path_given
 from unisono.runtime.procfs import OUTLIVES
@@ -83,8 +85,8 @@ class Logger(Callback):
         LOGGER.in_s()  # reports a wrong variable before training
         self.path = Path()
 
+    @override
     def writes_to(self, directory: Path | None) -> Path | None:
-        """See :class:`Callback`."""
         return self._given or (directory and directory / self.package)
 
     def on_begin(self, fit: Fit) -> None:
