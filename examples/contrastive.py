@@ -24,7 +24,7 @@ def view(images):
 
 
 def embed(model, batch):
-    """Give two views of each image of a shard, as rows of features."""
+    """Return two views of each image of a shard, as rows of features."""
     images, _ = batch
     return tuple(F.normalize(model(view(images)), dim=1) for _ in range(2))
 

@@ -1,6 +1,6 @@
 """Fine-tune a model of transformers: which topic of Python's documentation is a paragraph from?
 
-Without a name the model is a small BERT made here, with a tokenizer of its own: nothing is
+Without a name the model is a small BERT made here, with its tokenizer: nothing is
 downloaded. NAME is a pretrained one, in a folder or on the Hub. Needs transformers and datasets.
 
 python fine_tuning.py NAME              # one worker

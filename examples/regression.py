@@ -21,7 +21,7 @@ def loss(model, batch):
 
 
 def r2(outputs, targets):
-    """Give the share of the variance that is explained. Called once, with all rows of a fold."""
+    """Return the share of the variance that is explained. Called once, with all rows of a fold."""
     unexplained = (targets - outputs).square().sum()
     return (1 - unexplained / (targets - targets.mean(0)).square().sum()).item()
 

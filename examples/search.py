@@ -1,7 +1,7 @@
 """Search for hyperparameters with Optuna; each trial trains on several workers.
 
 A trial calls `unisono.launch` once an epoch, which resumes from the trial's checkpoint; then Optuna
-says whether to go on. A trial that fails is marked so, and the search continues, also when you stop
+says whether to continue. A failed trial is marked, and the search continues, also when you stop
 it with Ctrl-C and start it again. Needs `pip install optuna`.
 
 python search.py WORKERS    # any number of workers, the same trials

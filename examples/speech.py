@@ -1,4 +1,4 @@
-"""Recognize sequences of tones, as of speech: CTC, in batches of so many frames at most.
+"""Recognize sequences of tones, as in speech: CTC, in batches with a limited number of frames.
 
 python speech.py                 # one worker
 unisono run -n 2 speech.py       # two workers, the same digest

@@ -99,7 +99,7 @@ def test_what_is_given_and_overruled_is_said_once(tmp_path, capsys, before, now,
     assert told(capsys) == []
     kept = train(tmp_path, 6, **now)
     (line,) = told(capsys)
-    assert line.startswith("the run goes on with the options that it began with: " + said)
+    assert line.startswith("the run continues with the options that it began with: " + said)
     assert '`Checkpoint(options="program")`' in line
     assert kept == train(None, 6, **before)
     train(tmp_path, 7, **now)

@@ -240,7 +240,7 @@ def test_any_number_of_workers_goes_on(kind, tmp_path):
         (Caching, "the optimizer's `cache` must be a tensor, a number or a text to be kept"),
         (Counting, "an optimizer must name its state by texts to have it kept, but has 3"),
         (Lookahead, "but Lookahead's `state_dict` also has `base`"),
-        (Quiet, "but Quiet's `base` is another optimizer with state of its own"),
+        (Quiet, "but Quiet's `base` is another optimizer with separate state"),
     ],
 )
 def test_state_that_cannot_be_kept_is_refused_before_the_second_step(kind, words, tmp_path):

@@ -82,11 +82,11 @@ class EpochOrder:
         return self._of(epoch).indices
 
     def starts(self, epoch: int) -> torch.Tensor:
-        """See :class:`unisono.plan.samples.Cuts`."""
+        """Return the position where each batch begins, and the end of the last; int64."""
         return self._of(epoch).starts
 
     def num_batches(self, epoch: int) -> int:
-        """See :class:`unisono.plan.samples.Cuts`."""
+        """Return the number of batches of an epoch."""
         if epoch not in self._num_batches:
             self._of(epoch)
         return self._num_batches[epoch]

@@ -131,7 +131,7 @@ class Reader:
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
     ) -> Any:
-        """See :class:`Fetch`."""
+        """Read and collate samples."""
         numbers = indices.tolist()
         places = numbers if self._chosen is None else self._chosen(indices).tolist()
         if keys := self._keys(epoch):

@@ -227,8 +227,8 @@ class Loader:
     def rows(self, place: ShardPosition, choices: Sequence[Sequence[int]]) -> list[Any]:
         """Read batches that each have some of a place's samples, by their places in its batch.
 
-        Raises TypeError for a stream, which cannot be read twice. A process reads where processes
-        do, as a dataset may open files in whoever reads first.
+        Raises TypeError for a stream, which cannot be read twice. If loader processes are used, one
+        reads, since a dataset may open files in the process that reads first.
         """
         if not self.runs_program:
             raise TypeError("a stream must be read in its order")

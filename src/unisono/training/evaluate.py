@@ -98,7 +98,7 @@ class Passes:
         measured: Metrics | None,
         model: Callable[[], nn.Module] | None,
     ) -> dict[str, Any]:
-        """See :meth:`Trainer.evaluate`; `model` returns another model. Collective."""
+        """Evaluate as :meth:`Trainer.evaluate` does; `model` returns the model. Collective."""
 
         def compute() -> bytes:
             with self._computing.under_way(self._run.kept.model):

@@ -15,8 +15,8 @@ alone; which of both it does shows which word of `buffers=` makes the plain loop
 In the first step of a `fit` each worker computes the loss of half of its first shard, of the other
 half, of both, and of the first half twice in one batch; all is put back. Where a batch cannot be
 divided so, as one of graphs, or of targets behind each other, a few of its samples are read and
-collated again. Of a compiled model nothing is said; of a stream that cannot be divided, and of a
-loop of the program's own, only buffers are known.
+collated again. Nothing is reported for a compiled model; for a stream that cannot be divided, and
+for a loop of the program, only buffers are checked.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Growth:
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, without a call of what it may have in the place of `eval`."""
+    """Set a model to evaluation mode without calling its `eval`, which it may override."""
     modes = [(module, module.training) for module in model.modules()]
     for module, _ in modes:
         module.training = False

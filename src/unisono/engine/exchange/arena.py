@@ -46,7 +46,7 @@ class Slot:
 
     @property
     def end(self) -> int:
-        """The first byte after it, in whole cache lines."""
+        """The first byte behind the tensor, rounded up to a whole cache line."""
         return self.offset + aligned(self.numel * self.dtype.itemsize)
 
 
@@ -60,7 +60,7 @@ def lay_out(named: Mapping[str, torch.Tensor]) -> tuple[Slot, ...]:
 
 
 def spans_of(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Span]:
-    """Say on which devices the bytes of a region are, if each tensor's are where it is itself."""
+    """Return which bytes of a region are on which device, given the device of each tensor."""
     spans: list[Span] = []
     for slot, tensor in zip(slots, tensors, strict=True):
         if spans and spans[-1].device == tensor.device:
@@ -71,13 +71,13 @@ def spans_of(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Spa
 
 
 def size_of(slots: Sequence[Slot]) -> int:
-    """Count the bytes of a region."""
+    """Return the size of a region in bytes."""
     return slots[-1].end if slots else 0
 
 
 @final
 class Region:
-    """Tensors laid out from byte `start` of a memory, in their `slots`."""
+    """Tensors laid out in `slots`, which begin at byte `start` of a memory."""
 
     def __init__(self, memory: Bytes, start: int, slots: Sequence[Slot]) -> None:
         self._memory = memory
@@ -93,7 +93,7 @@ class Region:
         return [self.tensor(index) for index in range(len(self.slots))]
 
     def put(self, index: int, value: torch.Tensor) -> None:
-        """Write one tensor as it was laid out; without a page fault each 4 KiB, if it lies so."""
+        """Write one tensor into its slot, without page faults if both have the same layout."""
         there, memory = self.tensor(index), self._memory
         lies_so = value.stride() == there.stride() and value.shape == there.shape
         is_plain = type(value) in (torch.Tensor, nn.Parameter) and is_on_host(value)
@@ -130,7 +130,7 @@ class ArenaLayout:
     blob_bytes: int  # what a snapshot may take beside the state, in bytes
 
     def region_bytes(self) -> dict[str, int]:
-        """Count the bytes of each region by name, in whole pages, in the order they lie."""
+        """Return the bytes of each region by name, in whole pages, in the order of memory."""
         parameters, buffers = size_of(self.parameters), size_of(self.buffers)
         state = {
             "fixed": size_of(self.fixed),
@@ -160,7 +160,7 @@ class ArenaLayout:
 
 
 def in_pages(num_bytes: int) -> int:
-    """Round up to whole pages."""
+    """Round a number of bytes up to whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -172,15 +172,15 @@ class Arena:
         key: the memory's name among all that the workers share.
         whose: which parameters have optimizer state: a byte for each, 1 for those.
         buffers: the model's buffers twice: those of this step and of the next.
-        moved: likewise the fixed parameters that passes move.
-        moved_flags: which ones they are, for each of both: a byte for each parameter, and
-            one that says whether the update has changed any.
+        moved: the fixed parameters that passes move, also twice.
+        moved_flags: for each copy, which parameters those are: a byte for each, and a last byte
+            that is 1 if the update has changed any.
         gradients: one region per shard; a part lies in the slot of its first shard.
-        sums: of the parts, where workers tell each other.
-        rows: per shard ``ROW_BYTES`` bytes for what it has to say about a step.
-        flags: per shard a byte for all parameters of a part and one for each.
-        left: for as many workers a byte: 1 once their pieces of the state are in `states`.
-        counts: for as many workers a cache line for what each has come to in a step.
+        sums: the sums of the parts, where workers exchange them.
+        rows: per shard, ``ROW_BYTES`` bytes for its record of a step.
+        flags: per shard, a byte for all parameters of a part and one for each.
+        left: per worker, a byte: 1 once its pieces of the state are in `states`.
+        counts: per worker, a cache line that counts its ready buckets.
     """
 
     def __init__(self, memory: Memory, plan: ArenaLayout, key: int) -> None:
@@ -215,16 +215,16 @@ class Arena:
 
     @staticmethod
     def num_bytes(plan: ArenaLayout) -> int:
-        """Count the bytes of memory that a plan needs."""
+        """Return the bytes of memory that a plan needs."""
         return sum(plan.region_bytes().values())
 
     def state_spans(self, copy_of_buffers: int) -> list[tuple[int, int]]:
-        """Return where the state lies: spans (start, stop), in the order that snapshots keep."""
+        """Return the spans (start, stop) of the state, in the order in which snapshots keep it."""
         end, now = self._starts["buffers"], self._starts[_BUFFERS[copy_of_buffers]]
         return [(0, end), (now, now + self._starts[_BUFFERS[1]] - end)]
 
     def forget_gradients(self) -> None:
-        """Give the memory of gradients and their sums back; all have read them."""
+        """Release the memory of gradients and their sums once all workers have read them."""
         give_pages_back(self.memory.mapping, self._starts["gradients 0"], self.places.num_bytes)
 
     def region(self, name: str, snapshot_at: int = 0) -> Region:
@@ -256,7 +256,7 @@ class Span(NamedTuple):
 
 @final
 class Block:
-    """Bytes on accelerators; a tensor lies within one of the spans.
+    """Bytes on accelerators; each tensor lies within one span.
 
     Args:
         spans: one after the other, each on its device.
@@ -270,7 +270,7 @@ class Block:
         ]
 
     def release(self) -> None:
-        """Give the memory back, whoever still has views of it; nobody reads any."""
+        """Release the memory even if views of it exist, which nobody reads any more."""
         for block in self._blocks:
             block.untyped_storage().resize_(0)
 
@@ -294,7 +294,7 @@ Bytes = Memory | Block
 
 
 def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
-    """Yield what of some spans lies between two places."""
+    """Yield the parts of spans that lie between two bytes."""
     for span in spans:
         first, last = max(span.start, start), min(span.stop, stop)
         if first < last:
@@ -302,7 +302,7 @@ def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
 
 
 def private_bytes(num_bytes: int, device: Device, spans: Sequence[Span] = ()) -> Bytes:
-    """Take memory of a device that this process shares with nobody.
+    """Allocate memory of a device for this process alone.
 
     Args:
         spans: on several devices, where which bytes are.

@@ -28,11 +28,11 @@ def _nothing() -> None:
 class Between(ABC):
     """Completes the sums of one host with those of the others.
 
-    A method with a body here does what is right where there are no other hosts.
+    Methods with a body are the defaults for a single host.
 
     Attributes:
         sums: where sums lie in the host's memory, if the workers' parts do.
-        takes_early: whether gradients may leave the host while the backward pass goes on.
+        takes_early: whether gradients may leave the host during the backward pass.
     """
 
     sums: Region
@@ -63,11 +63,11 @@ class Between(ABC):
 
     @abstractmethod
     def go_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
-        """Put the newest snapshot back. Collective.
+        """Restore the newest snapshot. Collective.
 
         Args:
-            put_back: copies what this worker has to copy; may be called several times.
-            in_shares: each worker of a host copies a share, so all have to wait for all.
+            put_back: copies this worker's part; may be called several times.
+            in_shares: each worker of a host copies a share, so all wait for each other.
         """
 
     def begin(self) -> None:
@@ -107,8 +107,8 @@ class Between(ABC):
         """Prepare to add up this worker's lane; return where its sums will be, as vectors.
 
         Args:
-            lanes: the pieces of each; none in any if the carriage brings the sums.
-            into: where to put the sums; None: where parts are, which are not needed then.
+            lanes: the pieces of each lane; all are empty if the carriage exchanges the sums.
+            into: where to store the sums; None: over the parts, which are not needed any more.
         """
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Between(ABC):
 
     @abstractmethod
     def spread(self, carriage: Carriage, purpose: str) -> bool:
-        """Bring the sums of all lanes to this worker. Return False if a worker was lost."""
+        """Copy the sums of all lanes to this worker. Return False if a worker was lost."""
 
     def leave(self) -> None:
         """Close the connections to other hosts. Not collective."""
@@ -126,7 +126,7 @@ class Between(ABC):
 
 @final
 class OneHost(Between):
-    """There are no other hosts: each worker adds up the parts of all where it can see them."""
+    """A single host: each worker adds up its lane of the parts of all workers."""
 
     _sum: OrderedSum
 

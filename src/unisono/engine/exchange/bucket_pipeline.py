@@ -1,19 +1,18 @@
-"""Buckets on their way to everybody's sums, in a fixed order, beside a backward pass or behind it.
+"""Exchange gradients in buckets, in a fixed order, during a backward pass or after it.
 
-A bucket crosses in rounds: something is sent, and once all have sent it, what has come is computed
-with, and more is sent. Each bucket begins a round after the one before it. With two rounds::
+A bucket is exchanged in rounds: each worker sends data, computes with the data it receives, and
+sends the result. Each bucket starts one round after the bucket before it. With two rounds::
 
-    ready      bucket 0   bucket 1   bucket 2        as gradients are, in whatever order
+    ready      bucket 0   bucket 1   bucket 2        as gradients arrive, in any order
                   │          │          │
     sent          0 ──────── 1 ──────── 2            in this order on every worker
-    summed           0 ──────── 1 ──────── 2         as soon as the slices are here
-    given to all        0 ──────── 1 ──────── 2      likewise
+    summed           0 ──────── 1 ──────── 2        as soon as the slices have arrived
+    given to all        0 ──────── 1 ──────── 2      as soon as they are summed
 
-Whatever fails here breaks the exchange of this step and no more: `finish` tells, and the parts are
-still where they were.
+A failure ends the exchange of this step only: it is recorded in `failure`, and the parts are kept.
 
-Parameters are grouped from the last to the first, as a backward pass finishes them, so that a
-bucket can travel while the rest is still computed. Within a bucket each worker adds up one slice::
+Parameters are grouped from the last to the first, as a backward pass finishes them, so that
+buckets are sent while other gradients are computed. Within a bucket each worker adds up one slice::
 
     a part    │ bucket 0: last parameters │ room │ bucket 1 │ room │ … │ first parameters │ room │
     bucket 0  │ slice 0 │ slice 1 │ slice 2 │      each of whole cache lines, the last one padded
@@ -39,16 +38,15 @@ Rounds = Generator[Transfer, None, Transfer | None]
 
 
 class BucketProgress:
-    """Which buckets are ready, as gradients come in whatever order.
+    """Tracks which buckets are ready, as gradients arrive in any order.
 
     Args:
-        indices: the parameters of each bucket, in the order in which they leave; a parameter may be
-            in several.
+        indices: the parameters of each bucket, in sending order; buckets may share parameters.
 
     Attributes:
-        num_ready: how many of the first are.
-        changed: those that have changed since they were ready.
-        is_outdated: whether there is one of them among the first `num_ready`.
+        num_ready: how many buckets are ready, counted from the first without a gap.
+        changed: buckets that have changed since they were ready.
+        is_outdated: whether one of the first `num_ready` buckets has changed.
     """
 
     def __init__(self, indices: Sequence[Sequence[int]]) -> None:
@@ -67,7 +65,7 @@ class BucketProgress:
         self.num_ready, self.is_outdated = 0, False
 
     def mark(self, index: int) -> list[int]:
-        """Take note of a parameter's gradient, maybe another than before; gives new buckets."""
+        """Record a parameter's gradient, new or changed; return the buckets that it completes."""
         if index in self._seen:
             self.mark_changed([index])
             return []
@@ -80,7 +78,7 @@ class BucketProgress:
         return [number for number in numbers if not self.missing[number]]
 
     def mark_changed(self, indices: Sequence[int]) -> None:
-        """Take note that parameters have other gradients than before."""
+        """Record that the gradients of parameters have changed."""
         numbers = {number for index in indices for number in self._buckets_of[index]}
         self.changed |= {number for number in numbers if not self.missing[number]}
         self.is_outdated |= any(number < self.num_ready for number in numbers)
@@ -88,16 +86,16 @@ class BucketProgress:
 
 @final
 class BucketPipeline:
-    """Brings all buckets of a step to everybody's sums.
+    """Exchanges all buckets of a step, so that every worker has all sums.
 
     Args:
-        transfers: of each bucket, in the order in which they travel, what begins its rounds: as
-            many for every bucket, on every worker.
-        indices: the parameters of each; empty where nobody marks those.
+        transfers: for each bucket, in sending order, a function that starts its rounds; all buckets
+            have the same number of rounds on every worker.
+        indices: the parameters of each bucket; empty if :meth:`mark_ready` is not used.
 
     Attributes:
         progress: which buckets are ready.
-        failure: why the exchange of this step has failed so far; empty: it has not.
+        failure: why the exchange of this step has failed; empty if it has not.
     """
 
     def __init__(
@@ -107,18 +105,18 @@ class BucketPipeline:
         self.begin()
 
     def begin(self) -> None:
-        """Begin an exchange: nothing is under way."""
+        """Start an exchange in which no bucket is under way."""
         self.progress.begin()
         self._under_way: list[_UnderWay] = []
         self.failure = ""
 
     def mark_ready(self, index: int, carrier: Carrier) -> None:
-        """Take note that all parts have a parameter's gradient, maybe another than before."""
+        """Record a parameter's gradient, new or changed, and send the buckets that are ready."""
         self.progress.mark(index)
         self.send(self.progress.num_ready, carrier)
 
     def send(self, num_ready: int, carrier: Carrier) -> None:
-        """Send the first buckets, so many; then do what else can be done at once."""
+        """Send the first `num_ready` buckets, then start every round that can start."""
         try:
             while not self.failure and len(self._under_way) < num_ready:
                 transfer = self._transfers[len(self._under_way)]
@@ -128,11 +126,11 @@ class BucketPipeline:
             self.failure = self.failure or str(error)
 
     def send_all(self, carrier: Carrier) -> None:
-        """Send what has not been sent yet: no more gradients will come."""
+        """Send the remaining buckets; no more gradients will arrive."""
         self.send(len(self._transfers), carrier)
 
     def finish(self, carrier: Carrier, patience_s: float = math.inf) -> bool:
-        """Wait until all is over, well or with a :attr:`failure`; False after so many seconds."""
+        """Wait until all buckets are exchanged or one fails; return False on a timeout."""
         self.send_all(carrier)
         until_s = time.monotonic() + patience_s
         try:
@@ -150,7 +148,7 @@ class BucketPipeline:
         return True
 
     def _advance(self, carrier: Carrier) -> None:
-        """Begin the rounds that can begin at once, each bucket in its turn."""
+        """Start every round that can start now, in the order of the buckets."""
         before = math.inf
         for bucket in self._under_way:
             while bucket.num_begun < before and bucket.is_ready:
@@ -164,7 +162,7 @@ class BucketPipeline:
 
 @final
 class _UnderWay:
-    """A bucket that has begun to cross."""
+    """A bucket that is being exchanged."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
@@ -173,7 +171,6 @@ class _UnderWay:
 
     @property
     def is_ready(self) -> bool:
-        """Whether another round can begin."""
         return self.num_begun < math.inf and (self.transfer is None or self.transfer.is_ready)
 
     def begin_next(self) -> None:
@@ -201,7 +198,7 @@ FIRST_BYTES, BUCKET_BYTES = 1 << 20, 4 << 20
 def bucket_ranges(
     sizes: Sequence[int], first_bytes: int = FIRST_BYTES, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[range]:
-    """Cut parameters, from the last to the first, where a bucket has so many bytes."""
+    """Yield ranges of parameters, from the last to the first, of at least so many bytes each."""
     stop, num_bytes, full_bytes = len(sizes), 0, first_bytes
     for index in reversed(range(len(sizes))):
         num_bytes += sizes[index]
@@ -212,7 +209,7 @@ def bucket_ranges(
 
 @dataclass(frozen=True, slots=True)
 class ParameterBucket:
-    """Parameters that travel together."""
+    """Parameters that are sent together."""
 
     indices: range  # of the parameters
     start: int  # its first byte in a part
@@ -220,22 +217,22 @@ class ParameterBucket:
     slots: tuple[Slot, ...]  # where each parameter lies, from the bucket's start
 
     def slice_bytes(self, num_workers: int) -> int:
-        """Return the length of each worker's slice."""
+        """Return the size of each worker's slice."""
         return aligned(max(1, -(-self.num_bytes // num_workers)))
 
     def pieces(self, position: int, num_workers: int) -> list[Piece]:
-        """List what lies in one worker's slice; the first parameter of the bucket is number 0."""
+        """Return the pieces in one worker's slice; the bucket's first parameter has index 0."""
         length = self.slice_bytes(num_workers)
         return list(pieces_within(self.slots, position * length, (position + 1) * length))
 
     def row(self, flags: memoryview) -> tuple[memoryview, memoryview]:
-        """View what a part's flags say of the bucket's parameters; see ``parts.presence``."""
+        """View the flags of the bucket's parameters in those of a part; see ``parts.presence``."""
         return flags[:1], flags[1 + self.indices.start : 1 + self.indices.stop]
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """The buckets of all parameters, in the order in which they travel."""
+    """The buckets of all parameters, in sending order."""
 
     buckets: tuple[ParameterBucket, ...]  # from the last parameters to the first
     slots: tuple[Slot, ...]  # where each parameter lies in a part, by index
@@ -248,7 +245,7 @@ def lay_out_buckets(
     first_bytes: int = FIRST_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> BucketLayout:
-    """Group parameters into buckets, each with room for slices of at most so many workers."""
+    """Group parameters into buckets that have room for the slices of `world_size` workers."""
     buckets: list[ParameterBucket] = []
     start = 0
     sizes = [slot.end - slot.offset for slot in slots]

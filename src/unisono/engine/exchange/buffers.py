@@ -1,9 +1,9 @@
-"""The model's buffers (for example BatchNorm's statistics): every shard starts from the same ones.
+"""Buffers of the model, such as BatchNorm's statistics: every shard starts from the same values.
 
-Those that the first non-empty shard leaves are kept, as DDP keeps rank 0's. The arena holds them
-twice: a step reads one copy and writes the other, then the two change places. A buffer keeps its
-identity, as a parameter does; only its memory is exchanged. Parameters that passes move
-(``moving.py``) live likewise. A model with neither carries nothing from shard to shard.
+As DDP keeps rank 0's, Unisono keeps the buffers that the first non-empty shard leaves. The arena
+holds two copies: a step reads one and writes the other, then they are swapped. A buffer stays the
+same object, as a parameter does; only its memory is exchanged. Parameters that passes move are
+treated the same (``moving.py``). A model with neither carries no state from shard to shard.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from unisono.runtime.workers.team import Team
 class Buffers:
     """The model's buffers, copied as one block of bytes.
 
-    On the CPU the buffers themselves lie in the block. On an accelerator they keep memory of their
-    own, and are copied to and from blocks there.
+    On the CPU the buffers lie in the block. On an accelerator they have their own memory, and are
+    copied to and from blocks on the device.
 
     Attributes:
-        slots: where each lies in a block; the arena reserves that twice.
-        now: which of the arena's two copies is the present one.
-        is_kept_here: whether this worker has published those for the next step.
-        moving: parameters that live likewise; None: every one has an optimizer.
+        slots: where each buffer lies in a block; the arena reserves two blocks.
+        now: which of the arena's two copies is current.
+        is_kept_here: whether this worker has published the buffers for the next step.
+        moving: parameters that are treated the same; None if every parameter has an optimizer.
     """
 
     def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
@@ -57,7 +57,7 @@ class Buffers:
         self._device, self._is_host = device, device.is_host
         self._copies, size = copies, size_of(slots)
         self._shared: list[torch.Tensor] = []  # blocks on the host, where all see them
-        self._lists: list[Any] = []  # of one dtype and one device each, to be copied at once
+        self._lists: list[Any] = []  # one list per dtype and device, copied together
         self._versions: list[int] = []  # when the values were set; empty: some are new
         self._places: list[torch.Tensor] = []  # their memory while a loop runs
         self._addresses: list[int] = []
@@ -69,7 +69,7 @@ class Buffers:
             self._start_bytes = self._start.flat(0, size, torch.uint8)
 
     def bind(self, arena: Arena) -> None:
-        """Have the buffers where all expect them, with the values they have."""
+        """Move the buffers into the block, with their values."""
         self.now = 0
         if not self.slots:
             return
@@ -97,28 +97,25 @@ class Buffers:
         ]
 
     def unbind(self) -> None:
-        """Give the model buffers with memory of their own again."""
+        """Move the model's buffers out of the block, into separate memory."""
         self._shared, self._addresses = [], []
         if self._is_host:
             for tensor in self._tensors:
                 tensor.data = tensor.data.clone()
 
     def give(self) -> None:
-        """Give this worker's values to all."""
+        """Publish this worker's values to all workers."""
         self._give(self.now)
         self._copies.wait()
 
     def check_changes(self, team: Team) -> None:
-        """Raise MismatchError where not all have changed them alike, as far as that is known.
-
-        Collective, if they were changed.
-        """
+        """Raise MismatchError if workers changed buffers differently. Collective if any changed."""
         if team.size > 1 and (changed := self._changed(self.now)):
             value = zlib.crc32(repr(changed).encode())
             check_changed_alike(team, next(iter(changed)), value, lambda: changed)
 
     def publish(self, team: Team, *, alone: bool) -> None:
-        """Give what the program has changed since the step. Collective, if not `alone`."""
+        """Publish changes that the program made since the step. Collective unless `alone`."""
         if not self.slots:
             return
         if not alone:
@@ -132,7 +129,7 @@ class Buffers:
                 return
 
     def load(self, now: int) -> None:
-        """Take over the values of one of the arena's copies, the present one from now on."""
+        """Load one of the arena's copies, and make it the current one."""
         for tensor, owners in zip(self._tensors, self._owners, strict=True):
             for module, key in owners:
                 module._buffers[key] = tensor  # whatever a forward pass put there
@@ -143,7 +140,7 @@ class Buffers:
         self._copies.wait()
 
     def begin(self, step: int) -> None:
-        """Start an update of a step: every shard will start from the buffers as they are now."""
+        """Start an update of a step; every shard will start from the present values."""
         self.is_kept_here = False
         if self._are_any:
             self._collect()
@@ -156,7 +153,7 @@ class Buffers:
             self.moving.begin(step)
 
     def restore(self) -> None:
-        """Start a shard: the buffers are those that the step began with."""
+        """Start a shard: reset the buffers to the values that the step began with."""
         if self._are_any:
             self._collect()
             if self._is_host:
@@ -168,7 +165,7 @@ class Buffers:
             self.moving.restore()
 
     def keep(self) -> None:
-        """Publish what the first non-empty shard left, for the next step."""
+        """Publish the values that the first non-empty shard left, for the next step."""
         self.is_kept_here = True
         if self._are_any:
             self._give(1 - self.now)
@@ -176,28 +173,25 @@ class Buffers:
             self.moving.keep(1 - self.now)
 
     def started(self, name: str) -> torch.Tensor:
-        """Return what the step's passes began with of one buffer, on the host."""
+        """Return the value of one buffer when the step's passes began, on the host."""
         return on_host(Region(self._start, 0, self.slots).tensor(self._names.index(name)))
 
     def amend(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Put other values of some in the place of what was kept, before the step ends.
-
-        Every worker does it, with the same bits.
-        """
+        """Replace some published values before the step ends, identically on every worker."""
         self._copies.wait()  # what was kept may still be on its way there
         region, self.is_kept_here = self._regions[1 - self.now], False
         for name, value in values.items():
             region.tensor(self._names.index(name)).copy_(value)
 
     def changed_names(self) -> list[str]:
-        """Name those that the step before has changed."""
+        """Return the names of the buffers that the previous step changed."""
         if not self._shared:
             return []
         kept = zip(self._names, self._regions[self.now].tensors(), strict=True)
         return [name for name, value in kept if not torch.equal(value, self.started(name))]
 
     def settle(self) -> None:
-        """Let the program's code in an update see what the step will end with."""
+        """Set the values that the step will end with, for the program's code in an update."""
         if self._shared:
             self._collect()
             self._take(1 - self.now, are_here=self.is_kept_here)
@@ -205,7 +199,7 @@ class Buffers:
             self.moving.commit(1 - self.now)
 
     def commit(self) -> None:
-        """Finish a step: the buffers are those that were kept."""
+        """Finish a step: set the buffers to the published values."""
         self.now = 1 - self.now
         if self._shared:
             self._collect()
@@ -214,12 +208,12 @@ class Buffers:
             self.moving.commit(self.now)
 
     def values(self) -> dict[str, torch.Tensor]:
-        """Return the buffers by name, as the pass before has left them."""
+        """Return the buffers by name, as the last pass left them."""
         self._collect()
         return dict(zip(self._names, self._tensors, strict=True))
 
     def _give(self, copy: int) -> None:
-        """Copy the values to a block on the host, if there are some."""
+        """Copy the values to one of the arena's copies, if the model has buffers."""
         self._collect()
         if not self._shared:
             return
@@ -233,7 +227,7 @@ class Buffers:
             self._copies.to_host(into[start:stop], here)
 
     def _take(self, copy: int, *, are_here: bool) -> None:
-        """Set the values from a block on the host; or from here, if this gave them."""
+        """Set the values from one of the arena's copies, or from this worker's own block."""
         if not self._shared:
             return
         values = self._shared[copy]
@@ -248,9 +242,9 @@ class Buffers:
         self._versions = list(map(VERSION, self._tensors))
 
     def _changed(self, copy: int) -> dict[str, int]:
-        """Hash those that are not as a block on the host has them, by name.
+        """Return hashes, by name, of buffers that differ from one of the arena's copies.
 
-        On an accelerator a change of which torch knows nothing (by ``.data``) is not found.
+        On an accelerator, changes that torch does not track (through ``.data``) are not detected.
         """
         self._collect()
         if not self._shared:
@@ -266,12 +260,12 @@ class Buffers:
         return {name: here for name, here, there in each if here != there}
 
     def _pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Yield bytes of the block that are on one device, from where to where."""
+        """Yield the block's bytes, device by device, with their start and stop."""
         for start, stop in self._spans:
             yield start, stop, self._block.flat(start, stop - start, torch.uint8)
 
     def _collect(self) -> None:
-        """Take back the values of buffers that were replaced by new tensors, or their `.data`."""
+        """Copy back the values of buffers whose tensor or `.data` was replaced."""
         if [*map(torch.Tensor.data_ptr, self._tensors)] != self._addresses != []:
             for name, tensor, place in zip(self._names, self._tensors, self._places, strict=True):
                 replace_data(name, tensor, place, kind="buffer")

@@ -1,4 +1,4 @@
-"""How parts of gradients come to those who add them up, inside of a host."""
+"""How parts of gradients reach the workers that add them up, within a host."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from unisono.runtime.workers.memory import Memory
 
 
 class Carriage(ABC):
-    """Carries the gradients of one worker to the sums, and sums to all workers.
+    """Carries the gradients of one worker to the sums, and the sums to all workers.
 
-    A method with a body here does what is right for a carriage that brings all sums everywhere by
-    itself, so that nothing is left to add up on a host or between hosts.
+    Methods with a body are the defaults for a carriage that itself computes all sums everywhere.
 
     Attributes:
-        pieces: the pieces of parameters that `totals` are the sums of.
-        totals: the sums over `pieces`, as vectors, once they are added up.
-        whole: the sums of all parameters, in the parameters' shapes, once all sums are here.
+        pieces: the pieces of parameters whose sums are in `totals`.
+        totals: the sums of `pieces`, as vectors, once they are added up.
+        whole: the sums of all parameters, in their shapes, once this worker has all sums.
     """
 
     pieces: Sequence[Piece]
@@ -37,11 +36,11 @@ class Carriage(ABC):
     @property
     @abstractmethod
     def takes_early(self) -> bool:
-        """Whether :meth:`publish_early` helps now."""
+        """Whether :meth:`publish_early` speeds up the step now."""
 
     @abstractmethod
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
-        """Publish one parameter of this worker's last part while a backward pass goes on."""
+        """Publish one parameter of this worker's last part during its backward pass."""
 
     @abstractmethod
     def publish(self, part: Node, gradients: Gradients) -> None:
@@ -49,7 +48,7 @@ class Carriage(ABC):
 
     @abstractmethod
     def forget_step(self) -> None:
-        """Forget what was published in a step, as the run returns to a snapshot."""
+        """Discard what was published in a step, because the run returns to a snapshot."""
 
     @abstractmethod
     def gather(self, purpose: str) -> bool:
@@ -57,10 +56,10 @@ class Carriage(ABC):
 
     @abstractmethod
     def plan(self, *, everywhere: bool) -> None:
-        """Prepare for the present division.
+        """Prepare for the current division of the work.
 
         Args:
-            everywhere: every worker needs the sums of all parameters, not those of its pieces.
+            everywhere: every worker needs the sums of all parameters, not only of its pieces.
         """
 
     @abstractmethod
@@ -73,24 +72,24 @@ class Carriage(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what this worker alone has. Not collective."""
+        """Release the memory and connections of this worker. Not collective."""
 
     def published(self) -> PublishedParts:
-        """Return all parts, of which this worker's lane is read; here only their flags are."""
+        """Return all parts, of which this worker reads its lane; by default only their flags."""
         nodes, nothing = self.layout.division.parts, Region(Memory.private(0), 0, ())
         rows = [(self.arena.flags[node.lo],) for node in nodes]
         return PublishedParts(nodes, rows, [nothing] * len(nodes))
 
     def fetch(self) -> None:
-        """Bring this worker's lane of others' parts here, once all are published."""
+        """Copy this worker's lane of the other workers' parts here, once all are published."""
         return
 
     def host_sums(self, pieces: Sequence[Piece]) -> Sequence[torch.Tensor]:
-        """Return where sums of these pieces are used that were made in the host's memory."""
+        """Return where sums of these pieces are needed that are computed in the host's memory."""
         return []
 
     def fetch_sums(self) -> None:
-        """Bring the sums of this worker's lane from the host's memory to where they are used."""
+        """Copy the sums of this worker's lane from the host's memory to where they are needed."""
         return
 
     def give_sums(self) -> None:

@@ -24,12 +24,12 @@ _OTHERWISE = f"leave it out, or set {EXCHANGE_VARIABLE}={STAGED}"
 
 
 def name_of_exchange(device: Device, *, replicas_for: str = "") -> str:
-    """Find the exchange of a worker: what the environment names, or what is usual on its device.
+    """Return the exchange named by the environment, or the default for a worker's device.
 
-    On the CPU it remains for :func:`chosen` to say what is usual for an optimizer.
+    The default on the CPU depends on the optimizer: see :func:`chosen`.
 
     Args:
-        replicas_for: for what each worker must have a replica; empty: nothing.
+        replicas_for: what requires a replica on each worker; empty if nothing does.
     """
     name = os.environ.get(EXCHANGE_VARIABLE, AUTO)
     if name not in EXCHANGES:
@@ -41,7 +41,6 @@ def name_of_exchange(device: Device, *, replicas_for: str = "") -> str:
 
 
 def _check_fits(name: str, device: Device, replicas_for: str) -> None:
-    """Refuse an exchange that is not for a worker's device, or not for what it is asked for."""
     said = f"{EXCHANGE_VARIABLE}={name}"
     if name == SHARED and replicas_for:
         raise ValueError(
@@ -70,12 +69,12 @@ def _check_fits(name: str, device: Device, replicas_for: str) -> None:
 
 
 def divides_state(name: str) -> bool:
-    """Return whether an exchange is to divide the optimizer's state among workers."""
+    """Return whether an exchange divides the optimizer's state among workers."""
     return name == ZERO
 
 
 def check_devices(name: str, device: Device, team: Team) -> None:
-    """Raise ValueError where two workers share a GPU and NCCL is to connect them. Collective."""
+    """Raise ValueError if two workers share a GPU and use NCCL. Collective."""
     if name != NCCL or team.size == 1:
         return
     seen: dict[bytes, int] = {}
@@ -90,10 +89,10 @@ def check_devices(name: str, device: Device, team: Team) -> None:
 
 
 def chosen(name: str, optimizer: Optimizer) -> ExchangeKind:
-    """Return what an exchange is put together of, by the name of :func:`name_of_exchange`.
+    """Return the parts of an exchange, given the name from :func:`name_of_exchange`.
 
-    Where an optimizer looks at whole parameters, each worker has its whole state, as a program may
-    read it between steps; unless the environment names the exchange with one copy for all.
+    If the optimizer needs whole parameters, each worker has its whole state, since a program may
+    read it between steps; unless the environment selects the exchange with one copy for all.
     """
     if name in (AUTO, ZERO) and not is_elementwise(optimizer):
         name = STAGED

@@ -1,19 +1,18 @@
-"""What moves bytes between the members of a team; who is alive is never its business.
+"""Move bytes between the members of a team, without deciding who is alive.
 
-A communicator connects the members of one membership: its ranks are positions in it. Every wait
-looks at the control block, too, and ends when a member has left; the others then make another.
+A communicator connects the members of one membership, in which its ranks are positions. Each wait
+also reads the control block and ends when a member has left; the others then make another one.
 
 ::
 
     all_to_all ──► Transfer ──► is_ready? ──► join ──► what needs the bytes ──► … ──► wait
 
-On CPUs a transfer is ready once its bytes are there. Where streams order the work it is ready at
-once: `join` has the current stream wait for the bytes, and the host goes on.
+On CPUs a transfer is ready once its bytes have arrived. Where streams order the work, a transfer is
+ready immediately: `join` makes the current stream wait for the bytes, and the host continues.
 
-torch makes a process group with the help of a store, where each rank puts its address and waits for
-the others'. Here that store is the control block: no file, no socket, no port to choose. The group
-is made in a thread of its own, since torch may wait for seconds for a member that is lost just
-then.
+torch makes a process group with a store, through which ranks exchange their addresses. Here the
+control block is that store: no file, no socket, no port to choose. The group is made in a separate
+thread, since torch may wait for seconds for a member that is lost at that moment.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from unisono.runtime.workers.team import Team
 
 
 class BrokenError(Exception):
-    """The data of a call did not come, or could not be sent; the message says why."""
+    """Raised if the data of a call did not arrive or could not be sent; the message says why."""
 
 
 class Transfer(ABC):
-    """A call of a communicator that is under way; keeps its tensors alive."""
+    """A running call of a communicator; keeps its tensors alive."""
 
     @property
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether :meth:`join` returns at once."""
+        """Whether :meth:`join` returns immediately."""
 
     @abstractmethod
     def join(self) -> None:
-        """Order what this worker, or its current stream, does next after the bytes."""
+        """Make this worker, or its current stream, wait for the bytes."""
 
 
 class Carrier(ABC):
-    """What transfers are waited for with. Methods raise BrokenError where bytes will not come."""
+    """Waits for transfers. Methods raise BrokenError if bytes will not arrive."""
 
     @abstractmethod
     def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
-        """Wait until the bytes are there, or for so many seconds; tell whether they are."""
+        """Wait at most `patience_s` seconds for the bytes; return whether they have arrived."""
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Have what is done inside of the block run beside what the worker computes."""
+        """Run the work inside the block concurrently with the worker's computation."""
         return nullcontext()
 
 
@@ -67,7 +66,7 @@ class Communicator(Carrier):
     """Connects the present members of a team; close it before it is dropped.
 
     Collective: every member makes one, and all make the same calls of each method in the same
-    order. Where transfers are ready at once, the same order of all calls follows from that.
+    order. If transfers are ready immediately, all calls are in the same order.
     """
 
     membership: Membership
@@ -76,19 +75,19 @@ class Communicator(Carrier):
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
     ) -> Transfer:
-        """Begin to send each member its part of `sent`, and to receive everybody's for this one.
+        """Start to send each member its part of `sent`, and to receive this member's from each.
 
         Args:
-            from_each, to_each: how many bytes of `received` and `sent`, by position.
+            from_each, to_each: the number of bytes in `received` and `sent`, by position.
         """
 
     @abstractmethod
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Transfer:
-        """Begin to give every member the bytes of all, by position."""
+        """Start to gather the bytes of all members, by position, on every member."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave at once; whoever still waits for this member is told. Not collective."""
+        """Close at once; members that still wait for this one get an error. Not collective."""
 
 
 Group = TypeVar("Group")
@@ -97,10 +96,10 @@ _LOOK_EVERY_S = 0.01
 
 
 def connect(team: Team, make: Callable[[Store], Group], number: int = 1) -> list[Group]:
-    """Make so many process groups of the present members, in other threads. Collective.
+    """Make `number` process groups of the current members, in other threads. Collective.
 
-    All tell each other their addresses once, for all groups: afterwards one worker may fail where
-    another does not notice, so none meets the others here again.
+    Workers exchange their addresses once, for all groups: after that one worker may fail without
+    another noticing, so there is no second synchronization here.
     """
     makings = [_Making(make) for _ in range(number)]
     for making in makings:
@@ -130,7 +129,7 @@ def connect(team: Team, make: Callable[[Store], Group], number: int = 1) -> list
 
 
 class _Making(threading.Thread, Generic[Group]):
-    """Makes a group; if nobody waits for it any more, it is dropped where it was made."""
+    """Makes a group; drops it in this thread if nobody waits for it any more."""
 
     def __init__(self, make: Callable[[Store], Group]) -> None:
         super().__init__(name="unisono-connecting", daemon=True)
@@ -143,17 +142,17 @@ class _Making(threading.Thread, Generic[Group]):
         try:
             self.group = self._make(self.store)
         except RuntimeError as error:
-            self.error = str(error)  # itself it would keep what it was raised in
+            self.error = str(error)  # the error itself would keep its frames alive
         finally:
             self.store.is_asked.set()
 
 
 class Addresses(Store):
-    """What torch takes for a store: the addresses of all, once each has told its own.
+    """A store for torch: the addresses of all ranks, once each has set its own.
 
     Attributes:
-        told: what this rank has put there, by key, in hexadecimal digits.
-        is_asked: set once `told` is complete, or somebody waits for what the others have told.
+        told: what this rank has set, by key, in hexadecimal digits.
+        is_asked: set once `told` is complete, or torch waits for the other ranks' addresses.
     """
 
     def __init__(self) -> None:
@@ -164,17 +163,17 @@ class Addresses(Store):
         self._is_answered = threading.Event()
 
     def answer(self, everything: dict[str, str]) -> None:
-        """Report what all have told."""
+        """Set the addresses of all ranks."""
         self._all = everything
         self._is_answered.set()
 
     def set(self, key: str, value: Any) -> None:
-        """Tell an address, as bytes: the first call of each rank that has one."""
+        """Store an address, as bytes: the first call of each rank that has one."""
         self.told[key] = value.hex()
         self.is_asked.set()
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all have told what they have."""
+        """Wait until all ranks have set their addresses."""
         self.is_asked.set()
         self._is_answered.wait()
         if any(key not in self._all for key in keys):

@@ -1,4 +1,4 @@
-"""Which shards each worker computes, and so which parts of the sum it holds."""
+"""Which shards each worker computes, and which parts of the sum it has."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from unisono.runtime.workers.team import Team
 class Division:
     """The division of one loop's work, which follows from the membership.
 
-    If a worker is lost within a step, the others keep what they have computed and divide the rest
-    among themselves.
+    If a worker is lost within a step, the others keep the shards they have computed and divide the
+    rest.
 
     Attributes:
-        shards: those that this worker computes, as long as nobody is lost.
-        parts: those of all workers; together they are every shard once.
-        parts_of: those of each member, by its rank.
-        mine: those of `parts` that are this worker's, as long as nobody is lost.
+        shards: the shards that this worker computes if no worker is lost.
+        parts: the parts of all workers; together they contain every shard once.
+        parts_of: the parts of each member, by rank.
+        mine: the parts of this worker if no worker is lost.
     """
 
     def __init__(self, team: Team, num_shards: int) -> None:
@@ -31,7 +31,7 @@ class Division:
         self.divide()
 
     def divide(self) -> None:
-        """Divide all shards anew among the present members."""
+        """Divide all shards among the current members."""
         team = self._team
         ranks = team.membership.ranks
         ranges = assign(self.num_shards, len(ranks))
@@ -47,7 +47,7 @@ class Division:
         return self.divided_for != self._team.membership
 
     def take_over(self) -> list[Node]:
-        """Divide what lost workers left in the step; return what this worker computes besides."""
+        """Divide the shards of lost workers in this step; return the parts this worker adds."""
         self._held, new = take_over(self._held, self._team.membership.ranks)
         self._follow()
         return self._parts_among(new[self._team.world.rank])

@@ -1,4 +1,4 @@
-"""A worker's last part, published one parameter at a time while its backward pass goes on."""
+"""A worker's last part, published one parameter at a time during its backward pass."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from unisono.runtime.workers import meeting_point as futex
 
 @final
 class EarlyPart:
-    """What has been published early, and what is to be published again.
+    """The gradients that were published early; tells which of them to publish again.
 
-    A gradient may change after it was published, by a hook of the program, or be taken away: when
-    the part is published as a whole, what is another tensor then, or another version of it, counts.
+    A hook of the program may change or remove a gradient after it was published. When the whole
+    part is published, gradients that are another tensor or version by then are published again.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -41,7 +41,7 @@ class EarlyPart:
         self._put[index] = (gradient, gradient._version)
 
     def complete(self, part: Node, gradients: Gradients) -> list[int]:
-        """Publish what has not been, or is another now; list those that have changed."""
+        """Publish gradients that are new or differ; return the indices of those that differ."""
         put, self._put = self._put, {}
         changed = []
         for index, gradient in enumerate(gradients):
@@ -59,11 +59,11 @@ class EarlyPart:
 
 @final
 class PartBuckets(BucketProgress):
-    """Runs of neighbouring parameters, each copied at once when all of it is there.
+    """Runs of neighbouring parameters, each copied once all its gradients are there.
 
     Args:
         slots: where each parameter lies in a part.
-        num_bytes: how many a bucket has at least, but for the first.
+        num_bytes: the smallest size of a bucket, except for the last one.
     """
 
     def __init__(self, slots: Sequence[Slot], num_bytes: int) -> None:
@@ -73,11 +73,11 @@ class PartBuckets(BucketProgress):
         super().__init__(self.indices)
 
     def has_given(self, index: int) -> bool:
-        """Return whether a parameter's bucket was given, and maybe is still being copied."""
+        """Return whether a parameter's bucket was returned, and may still be being copied."""
         return not any(self.missing[number] for number in self._buckets_of[index])
 
     def rest(self) -> list[tuple[int, int]]:
-        """Return the bytes of the buckets that have not been given as they are now."""
+        """Return the bytes of buckets that were not returned with their present values."""
         each = enumerate(zip(self.spans, self.missing, strict=True))
         return [span for number, (span, left) in each if left or number in self.changed]
 
@@ -88,17 +88,17 @@ _ADD_AT_MOST = 2047
 
 @final
 class ReadyBuckets(BucketProgress):
-    """Which buckets all workers of a host have left in its memory, as one of them sees it.
+    """Counts the buckets that all workers of a host have left in the host's memory.
 
-    Each counts, in a place of its own there, up to which bucket it has come. The counts go on from
+    Each worker counts its ready buckets in its own field of that memory. The counts continue from
     step to step and are equal between two steps.
 
     Args:
-        counts: where the workers count, 4 bytes for each.
-        position: which of them is this one.
+        counts: where each worker counts, 4 bytes.
+        position: this worker's among them.
 
     Attributes:
-        tell: called when this worker has come to a bucket.
+        tell: called after this worker has counted a bucket.
     """
 
     def __init__(
@@ -122,18 +122,18 @@ class ReadyBuckets(BucketProgress):
         return new
 
     def mark_all(self) -> None:
-        """Take note that all that this worker has is there."""
+        """Mark all buckets of this worker as ready."""
         self.num_ready = len(self.missing)
         self._tell()
 
     @property
     def has_all(self) -> bool:
-        """Whether this worker has come to all buckets."""
+        """Whether all buckets of this worker are ready."""
         return self.num_ready == len(self.missing)
 
     def count(self) -> int:
-        """Return how many buckets all workers of the host have come to."""
-        # Who has not begun the step counts what all did when the last one ended.
+        """Return how many buckets are ready on all workers of the host."""
+        # A worker that has not begun the step still has the count with which the last one ended.
         number = min((count.value - self._base) % _WORD for count in self._counts)
         futex.acquire(ctypes.addressof(self._own))
         return number

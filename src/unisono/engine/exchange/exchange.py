@@ -1,30 +1,30 @@
-"""The seam between a step and whatever carries its gradients.
+"""The interface between a step and the exchange of its gradients.
 
 ::
 
     publish_early…    where the carriage takes them: gradients of a worker's last part, one by one
     publish(part)…    each worker its parts, one after the other
-    gather            ─── all meet ───  or: a worker was lost, these parts are computed here
+    gather            ─── barrier ───  or: a worker was lost, these parts are computed here
     add_up            the sums of this worker's pieces, in tree order
-    all_sums, agree   where something needs more than its own pieces: a norm, a vote
-    share             ─── all meet ───  the update is published to all workers
+    all_sums, agree   for what needs more than one worker's pieces: a norm, a vote
+    share             ─── barrier ───  the update is published to all workers
 
-An exchange is put together of three answers, each of which knows nothing of the others' kinds:
+An exchange has three parts, each independent of the others' implementation:
 
 ========= ======================================= ================================================
-part      answers                                 today's answers
+part      decides                                 implementations
 ========= ======================================= ================================================
-carriage  where a worker's parts are, and how a   the host's memory (``host_memory.py``), with
-          slice of another's comes to it          copies from and to devices; a process group
+carriage  where a worker's parts are, and how it    the host's memory (``host_memory.py``), with
+          gets slices of the others'              copies from and to devices; a process group
                                                   (``group_carriage.py``)
 between   how sums cross hosts                    one host (``between.py``); lanes (``lanes.py``)
-ownership who updates what, and whose loss takes  one copy for all (``shared_copy.py``); replicas
-          state along                             (``replicas.py``); pieces (``owned_pieces.py``)
+ownership who updates what, and whose loss loses   one copy for all (``shared_copy.py``); replicas
+          state                                   (``replicas.py``); pieces (``owned_pieces.py``)
 ========= ======================================= ================================================
 
-Published parts, records, buffers and snapshots are in the host's memory with every carriage, so it
-is known who has done what when a worker is lost (:class:`RunMemory`). Which exchange a run uses is
-not part of its identity: one may save what another loads.
+Records, buffers, snapshots and the flags of parts are in the host's memory with every carriage, so
+the survivors of a loss know what was done (:class:`RunMemory`). The exchange is not part of a run's
+identity: one may load what another saved.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from unisono.runtime.workers.team import StepBrokenError, Team
 
 
 class ExchangeKind(NamedTuple):
-    """The carriage and the ownership of an exchange; what is between hosts follows from the job."""
+    """The carriage and the ownership of an exchange; the job decides what is between hosts."""
 
     carriage: Callable[[LoopLayout, Between], Carriage]
     ownership: type[Ownership]
@@ -65,13 +65,13 @@ class Exchange:
     """Carries the gradients of one loop. Every method but `publish` is collective.
 
     Args:
-        kind: what it is put together of.
-        new_key: names the memory, where that of an earlier loop (`previous`) does not fit.
-        live: how this worker joins a loop that the others are in; None: it begins with them.
+        kind: the parts of the exchange.
+        new_key: names new memory, used if that of an earlier loop (`previous`) does not fit.
+        live: the loop of the others that this worker joins; None: all begin together.
 
     Attributes:
-        parameters: those that the optimizer updates, in an order that is the same everywhere.
-        fixed: those that it does not.
+        parameters: those that the optimizer updates, in the same order on every worker.
+        fixed: the other parameters.
         division: which worker computes which shards.
     """
 
@@ -125,7 +125,7 @@ class Exchange:
 
     @property
     def optimizer_state(self) -> PiecesOfState | None:
-        """The optimizer's state in pieces; None: whoever updates has all of it in its optimizer."""
+        """The optimizer's state in pieces; None if workers that update have all of it."""
         return self._ownership.optimizer_state
 
     @property
@@ -145,27 +145,27 @@ class Exchange:
 
     @property
     def is_lost(self) -> bool:
-        """Whether what only one worker had was lost with it, so that the run has to go back."""
+        """Whether state that only one worker had was lost with it, so the run must go back."""
         return self._between.is_broken or self._ownership.is_lost
 
     @property
     def is_written_in_passes(self) -> bool:
-        """Whether passes have written to parameters what was there."""
+        """Whether passes have written to parameters without changing their values."""
         return self._ownership.is_written_in_passes
 
     @property
     def takes_early(self) -> bool:
-        """Whether :meth:`publish_early` helps now."""
+        """Whether :meth:`publish_early` speeds up the step now."""
         return self._carriage.takes_early
 
     @property
     def pieces(self) -> Sequence[Piece]:
-        """What this worker adds up: pieces of the parameters, or all of them whole."""
+        """The pieces of parameters that this worker adds up, or all parameters."""
         return self._carriage.pieces
 
     @property
     def totals(self) -> Sequence[torch.Tensor]:
-        """The sums over `pieces`, as vectors."""
+        """The sums of `pieces`, as vectors."""
         return self._carriage.totals
 
     @property
@@ -174,12 +174,12 @@ class Exchange:
         return self._carriage.whole
 
     def trust_leader(self) -> None:
-        """Treat the state of the present members as the run's."""
+        """Treat the state of the current members as the run's."""
         self._between.trust()
         self._ownership.trust()
 
     def divide(self) -> None:
-        """Divide the work anew among the present members."""
+        """Divide the work among the current members."""
         self.division.divide()
         self._ownership.plan()
 
@@ -188,19 +188,18 @@ class Exchange:
         self._carriage.publish(part, gradients)
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
-        """Publish one parameter of this worker's last part while a backward pass goes on.
+        """Publish one parameter of this worker's last part during its backward pass.
 
-        The part is published as a whole nevertheless, which counts: what comes early may be only
-        some parameters, in any order, and one of them twice. A gradient that is the same tensor
-        then, unchanged, need not be copied again.
+        The whole part must still be published, and that is what counts: early gradients may be of
+        some parameters only, in any order and repeated. Unchanged ones are not copied again.
         """
         self._carriage.publish_early(part, index, gradient)
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """Wait until every worker has published its parts; None: all are there.
+        """Wait until every worker has published its parts; return None once all are published.
 
-        Otherwise a worker was lost: publish the parts that are returned, too (maybe none), and call
-        this again.
+        Otherwise a worker was lost: publish the parts that are returned (there may be none), and
+        call this again.
         """
         if self._carriage.gather(purpose):
             return None
@@ -212,23 +211,20 @@ class Exchange:
         """Add up :attr:`pieces` of all parts, in tree order.
 
         Returns:
-            For each parameter, whether any shard had a gradient for it; else it has no sum.
+            For each parameter, whether any shard had a gradient; without one it has no sum.
         """
         return self._carriage.add_up(purpose)
 
     def all_sums(self, purpose: str) -> bool:
-        """Wait until :attr:`whole` has the sums of all workers; False if one was lost."""
+        """Wait until :attr:`whole` has the sums of all workers; return False if one was lost."""
         return self._ownership.all_sums(purpose)
 
     def are_read(self, purpose: str) -> bool:
-        """Wait until all workers have read :attr:`whole`, before own sums change; likewise."""
+        """Wait until all workers have read :attr:`whole`; return False if one was lost."""
         return self._ownership.are_read(purpose)
 
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """Return the values of all workers whose sums this one does not have, alike on all.
-
-        None if a worker was lost.
-        """
+        """Return the values of all workers with separate sums; None if a worker was lost."""
         return self._ownership.agree(value, purpose)
 
     def share(self, purpose: str) -> bool:
@@ -239,13 +235,13 @@ class Exchange:
         return self._ownership.share(purpose)
 
     def take_changes(self, *, alone: bool = False) -> None:
-        """Publish what the program changed between two steps, which all changed alike.
+        """Publish changes that the program made between two steps, identically on all workers.
 
-        Collective, if anything was changed and not `alone`; see :meth:`save`.
+        Collective if anything was changed, unless `alone`; see :meth:`save`.
 
         Raises:
-            MismatchError: not every worker has made the same changes, as far as that is known.
-            ValueError: a parameter's ``.data`` has another shape or dtype now.
+            MismatchError: workers are known to have made different changes.
+            ValueError: the shape or dtype of a parameter's ``.data`` has changed.
         """
         self._layout.take_replaced()
         self._ownership.take_changes(alone=alone)
@@ -264,19 +260,19 @@ class Exchange:
         self._ownership.check_replicas(seen)
 
     def changed_name(self) -> str:
-        """Return a parameter's name that changed since :meth:`take_changes`, if that is known."""
+        """Return the name of a parameter that changed since :meth:`take_changes`, if known."""
         return self._ownership.changed_name()
 
     def updating(self) -> AbstractContextManager[None]:
-        """Let an optimizer update whole parameters inside the block, for all who share them."""
+        """Allow an optimizer to update whole parameters inside the block, for all workers."""
         return self._ownership.updating()
 
     def take_fixed(self) -> None:
-        """Take what a whole update on another worker changed of parameters without an optimizer."""
+        """Load changes of fixed parameters by a whole update on another worker."""
         self._ownership.take_fixed()
 
     def give_changes(self, *, alone: bool = False) -> None:
-        """Publish what the program changed since the step, before :meth:`save`."""
+        """Publish changes that the program made since the step, before :meth:`save`."""
         self._ownership.give_changes(alone=alone)
         self.references.take()
         self.buffers.publish(self._team, alone=alone)
@@ -287,11 +283,11 @@ class Exchange:
         """Copy the state into a snapshot, each worker a share, without waiting for others.
 
         Args:
-            facts, tensors: what is to be kept beside it, of the leader of a host.
-            alone: copy all of it; not collective then.
+            facts, tensors: what to save beside the state, from the leader of a host.
+            alone: copy everything; then this is not collective.
 
         Returns:
-            The slot; it is whole once every worker has done so.
+            The slot, which is whole once every worker has copied its share.
         """
         position, size = (0, 1) if alone else self._layout.share
         slot = self.memory.snapshots.begin()
@@ -301,7 +297,7 @@ class Exchange:
         return slot
 
     def load(self) -> None:
-        """Make the newest snapshot the present state."""
+        """Load the newest snapshot."""
         self._ownership.load()
         self.references.show()
         self.trust_leader()
@@ -312,23 +308,20 @@ class Exchange:
         return self._ownership.named_whole()
 
     def hand_out(self) -> None:
-        """Give every worker the state that one had, from the newest snapshot. Not collective."""
+        """Distribute one worker's state to all from the newest snapshot. Not collective."""
         self._ownership.hand_out()
 
     def hand_round(self) -> None:
-        """Give every worker the state that one had, where there is no snapshot.
-
-        State that cannot be kept stays where it is.
-        """
+        """Distribute one worker's state to all without a snapshot, if it can be described."""
         self._ownership.hand_round()
 
     def forget_gradients(self) -> None:
-        """Give the memory of all parts and sums back, as a loop ends and all have read them."""
+        """Release the memory of parts and sums after a loop, once all workers have read them."""
         if self.device.is_host:  # else it is pinned
             self.memory.arena.forget_gradients()
 
     def unbind(self) -> None:
-        """Give the model tensors of its own again; not collective. Values stay as they are."""
+        """Move the model into separate memory; values stay the same. Not collective."""
         try:
             self._between.leave()
             self._carriage.close()
@@ -341,7 +334,7 @@ class Exchange:
 
 
 def between_hosts(layout: LoopLayout) -> Between:
-    """Return what connects this worker's host with the others, if there are any."""
+    """Return the connection of this worker's host to the others, if there are any."""
     if len(layout.team.hosts) == 1:
         return OneHost(layout)
     from unisono.engine.exchange.lanes import Lanes  # needs a torch that has process groups

@@ -1,7 +1,7 @@
 """The communicator of CPUs: gloo, on the loopback interface or between hosts.
 
-Two groups, as calls of one group must begin in the same order everywhere: slices are given to all
-as soon as they are added up, whatever else has begun by then.
+There are two groups, as calls of one group must start in the same order on all workers: sums are
+gathered as soon as they are complete, no matter which transfers have started by then.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from unisono.engine.exchange.communicator import BrokenError, Communicator, Tran
 from unisono.runtime.workers.team import Team
 
 _LOOK_EVERY, _LOOK_EVERY_S = timedelta(milliseconds=50), 0.05
-# After this a call fails, and its callers make another group: a worker that does not come is waited
-# for, and judged, where all meet on the control block.
+# After this a call fails, and its callers make another group: the control block's barrier waits for
+# late workers and decides whether they are lost.
 _TIMEOUT = timedelta(seconds=30)
-# It takes some milliseconds, between hosts some round trips. gloo takes five times as long to give
-# up.
+# Connecting takes milliseconds, or some round trips between hosts. gloo gives up after five times
+# as long.
 _CONNECT_WITHIN, _CONNECT_HOSTS_WITHIN = timedelta(milliseconds=500), timedelta(seconds=2)
 
 
@@ -35,7 +35,7 @@ class GlooTransfer(Transfer):
 
     def __init__(self, work: Work, *tensors: torch.Tensor) -> None:
         self.work = work
-        # What gloo's threads use must outlive them: they could not free it, as they have no GIL.
+        # Tensors must outlive gloo's threads, which cannot free them without the GIL.
         self._tensors = tensors
 
     @property
@@ -97,7 +97,7 @@ class GlooCommunicator(Communicator):
                 transfer.work.wait(_LOOK_EVERY)
             except RuntimeError:
                 if transfer.work.is_completed():
-                    transfer.join()  # raises what has failed; it may as well have just arrived
+                    transfer.join()  # raises the failure; or the bytes have just arrived
                     return True
             else:
                 return True
@@ -118,7 +118,7 @@ class GlooCommunicator(Communicator):
             ).start()
 
     def __del__(self) -> None:
-        """Close it, where somebody has forgotten to or could not."""
+        """Close the communicator if nobody did."""
         self.close()
 
     def _begun(self, work: Work, *tensors: torch.Tensor) -> GlooTransfer:

@@ -1,4 +1,4 @@
-"""Parts travel through a process group; every worker adds up a slice of everything.
+"""Exchange parts through a process group; every worker adds up a slice of every bucket.
 
 ::
 
@@ -6,12 +6,12 @@
                       │ all_to_all │       in tree order            │ all_gather │
     worker 1   parts ─┘            └─► slice 1 of all parts, added ─┘            └─► all sums
 
-Parameters travel in buckets (``bucket_pipeline.py``), each as soon as the last backward pass of a
-worker has left its gradients. On CPUs the group is gloo's, on GPUs NCCL's.
+Parameters are sent in buckets (``bucket_pipeline.py``), each as soon as the last backward pass of a
+worker has produced its gradients. The group uses gloo on CPUs and NCCL on GPUs.
 
-A worker's parts stay in its own memory until the sums are everybody's. If the group breaks before,
-the survivors compute what the lost ones had, make another group and exchange again. Whether the
-sums are everybody's is decided on the control block, not by the group.
+A worker's parts stay in its memory until every worker has the sums. If the group breaks before
+that, the survivors compute the lost shards, make another group and exchange again. The control
+block, not the group, decides whether every worker has the sums.
 """
 
 from __future__ import annotations
@@ -57,14 +57,13 @@ _VOTES = {"": 0, _CHANGED: 1}
 
 @final
 class GroupCarriage(Carriage):
-    """Carries parts through a process group of all workers, and brings all sums everywhere.
+    """Carries parts through a process group, and computes all sums on all workers.
 
-    On several hosts, what others report of their parts crosses while all meet. Which parameters
-    their gradients are for is known only then: slices are added up as if that were as in the step
-    before, and sent again if it was not.
+    On several hosts the flags of parts are exchanged at the barrier, after slices are added up.
+    Slices are added up with the flags of the step before, and sent again if those have changed.
 
     Args:
-        connect: makes the communicator of the present members.
+        connect: makes the communicator of the current members.
     """
 
     _communicator: Communicator | None = None
@@ -114,7 +113,7 @@ class GroupCarriage(Carriage):
 
     @override
     def gather(self, purpose: str) -> bool:
-        """Wait until every worker has published its parts and all sums are here."""
+        """Wait until every worker has published its parts and this one has all sums."""
         pipeline, communicator = self._pipeline, self._connected()
         self.layout.copies.wait()  # of buffers, which the others read
         if pipeline is None:
@@ -157,12 +156,12 @@ class GroupCarriage(Carriage):
 
     @override
     def add_up(self, purpose: str) -> tuple[bool, ...]:
-        """Return which parameters have a gradient; buckets have brought the sums."""
+        """Return which parameters have a gradient; the buckets contain the sums already."""
         return self._between.add_up(self)
 
     @override
     def published(self) -> PublishedParts:
-        """Return the parts of a worker alone, which adds them up; with others, only flags."""
+        """Return all parts if this worker is alone, and only their flags otherwise."""
         if self.team.size > 1:
             return super().published()
         return self._parts.published(self.layout.division.parts)
@@ -176,7 +175,7 @@ class GroupCarriage(Carriage):
         self._close()
 
     def _settle(self, pipeline: BucketPipeline) -> bool:
-        """Check that buckets arrived everywhere; return False if a worker was lost. Collective."""
+        """Check that all workers have all sums; return False if one was lost. Collective."""
         team, failures = self.team, {0: b""}
         membership = team.membership
         for _ in range(_ATTEMPTS):
@@ -199,7 +198,7 @@ class GroupCarriage(Carriage):
         )
 
     def _move(self, pipeline: BucketPipeline) -> str:
-        """Bring all sums here, and this worker's to the others; return why that failed, if so."""
+        """Exchange all sums with the other workers; return why that failed, if it did."""
         try:
             communicator = self._connected()
             if communicator is None:
@@ -212,7 +211,7 @@ class GroupCarriage(Carriage):
         if pipeline.failure:
             self._close()  # at once: others may wait for this worker
             return pipeline.failure
-        # What was sent, or added up, may not be what was published in the end.
+        # Gradients may have changed after they were sent or added up.
         is_outdated = pipeline.progress.is_outdated or any(s.is_outdated() for s in self._sums)
         return _CHANGED if is_outdated else ""
 
@@ -237,14 +236,14 @@ def _connect(team: Team, device: Device) -> Communicator:
 
 @final
 class BucketSum:
-    """The sum of one bucket, of which this worker adds up a slice and sends it to all.
+    """The sum of one bucket, of which this worker adds up one slice and sends it to all.
 
     Args:
         own: this worker's parts.
-        flags: per shard, which parameters its part has gradients for.
+        flags: per shard, which parameters have gradients in its part.
         held: the parts of each worker, by position.
-        position: of this worker.
-        all_sums: where the sums of all parameters go, laid out as a part.
+        position: this worker's.
+        all_sums: where to store the sums of all parameters, laid out like a part.
     """
 
     def __init__(
@@ -264,7 +263,7 @@ class BucketSum:
         memory = private_bytes(length * len(nodes), device)
         self._received = memory.flat(0, length * len(nodes), torch.uint8)
         self._from_each = [length * len(nodes) for nodes in held]
-        # As if each part's bucket lay there as a whole: only its slice does.
+        # Addressed as if the whole bucket of each part were there; only its slice is.
         starts = [length * (at - position) for at in range(len(nodes))]
         regions = [Region(memory, start, bucket.slots) for start in starts]
         rows = [bucket.row(flags[node.lo]) for node in nodes]
@@ -287,7 +286,7 @@ class BucketSum:
         return communicator.all_gather(self._all_sums, self._total)
 
     def _by_slices(self) -> torch.Tensor:
-        """Return slice 0 of all own parts, then slice 1 of all parts, and so on, as bytes."""
+        """Return slice 0 of all own parts, then slice 1 of all of them, and so on, as bytes."""
         start, length, num_bytes = self._bucket.start, self._length, self._length * self._size
         flat = [self._own.memory(p.lo).flat(start, num_bytes, torch.uint8) for p in self._mine]
         if len(flat) == 1:

@@ -1,4 +1,4 @@
-"""One bucket of a lane on its way between hosts. Whatever crosses a network begins and ends here.
+"""Exchange one bucket of a lane between hosts.
 
 ::
 
@@ -6,9 +6,8 @@
                           (in tree order)│  swap   │       in tree order      │ swap │
     the same on another host  ───────────┘         └─► slice 1 of all, added ─┘      └─► sums
 
-Parts of hosts are made in memory of their own, so workers' parts stay as they are: where one has
-changed meanwhile, all can cross again. Beside its slices, a host's part says which parameters it
-has gradients for.
+The part of a host is computed in separate memory, so the workers' parts are kept: if one changes
+meanwhile, all can be exchanged again. With its slices a host sends which parameters have gradients.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _ROUNDS = 2
 
 @final
 class LaneMemory:
-    """What this worker adds up of a lane: parts of this host, and the sums of all in its memory.
+    """The data of a lane that this worker adds up: this host's parts, and the sums.
 
     Args:
         held: the parts of each host.
-        host: which one this is.
-        parts: those of all workers.
+        host: the index of this host.
+        parts: the parts of all workers.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class LaneMemory:
         }
 
     def of(self, part: Node) -> tuple[Memory, int]:
-        """Return where a part of this host is: in which memory, and its first byte."""
+        """Return the memory of a part of this host, and its first byte there."""
         if part in self._sums:
             return self._sums[part], 0
         return self.arena.memory, self.arena.gradients[part.lo].start
@@ -64,7 +63,7 @@ class LaneMemory:
 
 @final
 class HostBucket:
-    """One bucket, of which each host adds up a slice; its number is that in the lane."""
+    """One bucket, of which each host adds up a slice; `number` is its position in the lane."""
 
     _frames: tuple[int, int]  # what slices and sums of a turn are numbered
 
@@ -82,7 +81,7 @@ class HostBucket:
             node: Memory.private(stop - start) for host in self._hosts for node in held[host]
         }
         regions = [
-            # As if the bucket lay there as a whole: only this host's slice does.
+            # Addressed as if the whole bucket were there; only this host's slice is.
             Region(self._received[node], -start, bucket.slots)
             if node in self._received
             else memory.region(node, bucket)
@@ -111,7 +110,7 @@ class HostBucket:
         ]
 
     def expect(self, lane: HostLane, turn: int) -> None:
-        """Report where what comes in a turn of the lane is to go, before any of it can come."""
+        """Register where to store the data of a turn, before any of it can arrive."""
         first, held = (turn << 32) + _ROUNDS * self._number, self._memory.held
         self._frames = slices, sums = first, first + 1
         own = self._length(self._memory.host)
@@ -133,7 +132,7 @@ class HostBucket:
         return lane.swap(sums, {host: [self._totals(self._memory.host)] for host in self._hosts})
 
     def _for_host(self, host: int) -> list[memoryview]:
-        """View what is sent to another host of this one's parts."""
+        """View the slices of this host's parts that are sent to another host."""
         memory, start = self._memory, self._bucket.start + self._bounds[host][0]
         slices = [
             place.view(first + start, self._length(host))
@@ -142,7 +141,6 @@ class HostBucket:
         return slices + [self._flags[node][1:] for node in memory.within]
 
     def _totals(self, host: int) -> memoryview:
-        """View the sums that one host makes."""
         arena, start = self._memory.arena, self._bucket.start + self._bounds[host][0]
         return arena.memory.view(arena.sums.start + start, self._length(host))
 

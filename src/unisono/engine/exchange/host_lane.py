@@ -1,15 +1,15 @@
-"""What moves the bytes of a lane: one connection to the same lane's worker of each other host.
+"""Connect a worker with the worker of the same lane on each other host.
 
-Bytes travel in frames: a number (u64) that says what they are, how many there are (u64), and they
-themselves. The receiver has said before which numbers it expects, how many bytes and where they
-go, so they are copied once, out of the kernel. What nobody expects yet stays in the kernel; what
-has another length than was expected breaks the lane. Nothing is unpickled.
+Data is sent in frames: a number (u64) that identifies the frame, its length (u64), and its bytes.
+The receiver registers each expected number with the length and the destination, so bytes are
+copied once, out of the kernel. Unexpected frames stay in the kernel; a frame of unexpected length
+breaks the lane. Nothing is unpickled.
 
-The connections are made as those of the control block are (``workers/host_links.py``), with a
-secret that the workers have told each other over those. Nobody listens once they are made.
+Connections are made as those of the control block are (``workers/host_links.py``), with a secret
+that workers have exchanged over the control block. Nobody listens once they are made.
 
-A thread beside the backward pass exchanges a lane's buckets and ends with that. It takes over this
-worker's rounding mode as threads do, so its additions give the bits that the worker's own would.
+A thread exchanges a lane's buckets during the backward pass, and ends with that. It inherits this
+worker's rounding mode, so its additions give the same bits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _HEADER = struct.Struct("<QQ")
 _CONNECT_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.05
 _PIECES_AT_ONCE = 16
-_WAKE_BYTES = 1 << 17  # what has to come before this worker wakes, if so much is expected
+_WAKE_BYTES = 1 << 17  # how much must arrive before this worker wakes, if so much is expected
 
 
 class HostLane(Carrier):
-    """This worker's connections to those of its lane. Final; made by :func:`connect_lane`.
+    """The connections of this worker to those of its lane; made by :func:`connect_lane`.
 
     Args:
         sockets: connected, by host; without this one.
@@ -63,12 +63,12 @@ class HostLane(Carrier):
         self._is_left = False
 
     def expect(self, number: int, into: Mapping[int, Views]) -> None:
-        """Report where the bytes of a frame are to go, by host, before they can come."""
+        """Register where to store the bytes of a frame, by host, before they can arrive."""
         for host, views in into.items():
             self._links[host].expect(number, views)
 
     def swap(self, number: int, sent: Mapping[int, Views]) -> Transfer:
-        """Begin to send a frame to each host; there is one from each, which is expected.
+        """Start to send a frame to each host; an expected frame comes from each.
 
         Bytes must not change before the transfer is ready.
         """
@@ -77,7 +77,7 @@ class HostLane(Carrier):
         return _Swap(number, list(self._links.values()))
 
     def progress(self, at_most_s: float) -> None:
-        """Move bytes; wait at most so many seconds for any, or until :meth:`wake` is called."""
+        """Move bytes; wait for some at most `at_most_s` seconds, or until :meth:`wake`."""
         # Python waits for threads that wait here before it ends.
         if self._is_left or not threading.main_thread().is_alive():
             raise BrokenError("this worker has left")
@@ -90,7 +90,7 @@ class HostLane(Carrier):
                 self._by_fd[fd].move()
 
     def wake(self) -> None:
-        """Have the thread that waits in :meth:`progress` go on; another one may call this."""
+        """Wake the thread that waits in :meth:`progress`; any thread may call this."""
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
 
@@ -105,12 +105,12 @@ class HostLane(Carrier):
         return True
 
     def leave(self) -> None:
-        """Have whatever waits here stop soon; another thread may call this."""
+        """Stop all waits soon; any thread may call this."""
         self._is_left = True
         self.wake()
 
     def close(self) -> None:
-        """End the connections; those who wait for this worker are told. Not collective."""
+        """Close the connections; workers that wait for this one get an error. Not collective."""
         self._is_left = True
         for link in self._links.values():
             link.close()
@@ -121,7 +121,7 @@ class HostLane(Carrier):
 
 @final
 class _Link:
-    """One connection: what is to be sent, and what is expected."""
+    """One connection, with the frames to send and those expected."""
 
     def __init__(self, host: int, connected: socket.socket) -> None:
         self._host, self._socket, self.fileno = host, connected, connected.fileno()
@@ -134,7 +134,7 @@ class _Link:
         self._wakes_at = 1  # SO_RCVLOWAT
 
     def prepare(self) -> int:
-        """Return what to wait for, as select.poll has it; few bytes of many wake nobody."""
+        """Return the events to poll for; set how many bytes wake this worker."""
         reads = select.POLLIN if self._expected and self._incoming else 0
         wakes_at = min(_WAKE_BYTES, sum(view.nbytes for view in self._incoming))
         if reads and wakes_at != self._wakes_at:
@@ -143,7 +143,6 @@ class _Link:
         return reads | (select.POLLOUT if self._outgoing else 0)
 
     def is_done_with(self, number: int) -> bool:
-        """Return whether a frame has been sent, and the one of its number has come."""
         return number not in self._sending and number not in self._expected
 
     def expect(self, number: int, into: Views) -> None:
@@ -160,7 +159,6 @@ class _Link:
         self._send()
 
     def move(self) -> None:
-        """Send and receive what can be at once."""
         self._send()
         try:
             while self._incoming and self._expected:
@@ -204,7 +202,6 @@ class _Link:
                 del self._sending[number]
 
     def _end(self) -> None:
-        """A frame, or the head of one, has come."""
         if self._number is not None:
             del self._expected[self._number]
             self._number = None
@@ -215,7 +212,6 @@ class _Link:
             self._begin()
 
     def _begin(self) -> None:
-        """Take the bytes of the frame that has begun to come."""
         number, num_bytes = _HEADER.unpack(self._head)
         views = self._expected[number]
         expected = sum(view.nbytes for view in views)
@@ -277,17 +273,17 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
     return HostLane({ranks.index(rank): link for rank, link in links.items()})
 
 
-# What other workers of the host have come to has to be looked at; each look takes 50 µs.
+# The progress of the host's other workers must be polled; each poll takes 50 µs.
 _LOOK_AT_TURN_EVERY_S, _LOOK_EVERY_WHILE_IDLE_S = 5e-3, 5e-4
 
 
 class LaneTurn(threading.Thread):
-    """Sends buckets as they are ready, and finishes when all sums are here. Final; starts at once.
+    """Sends buckets as they become ready, and ends with all sums received; starts immediately.
 
     Args:
-        pipeline, lane: this thread's alone until it has ended.
+        pipeline, lane: used by this thread alone until it has ended.
         ready: the buckets of all lanes.
-        num_ready: tells how many of this lane's are ready.
+        num_ready: returns how many buckets of this lane are ready.
     """
 
     def __init__(
@@ -311,7 +307,7 @@ class LaneTurn(threading.Thread):
         try:
             while (num_ready := self._num_ready()) < self._num_buckets and not pipeline.failure:
                 pipeline.send(num_ready, lane)
-                # Beside own passes a look costs; afterwards nobody else needs this core.
+                # A poll slows the worker's passes down; after them the core is free.
                 is_idle = self._ready.has_all
                 lane.progress(_LOOK_EVERY_WHILE_IDLE_S if is_idle else _LOOK_AT_TURN_EVERY_S)
             pipeline.finish(lane)

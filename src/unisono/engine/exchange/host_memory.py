@@ -1,4 +1,4 @@
-"""Parts travel through the memory of the host; each worker adds up some pieces of all parts.
+"""Exchange parts through the memory of the host; each worker adds up some pieces of all parts.
 
 ::
 
@@ -6,13 +6,12 @@
                         │ host's │       in tree order              │ host's │    all are needed
     worker 1   parts ──►│ memory │──► pieces of all parts, added ──►│ memory │──►
                         └────────┘                                  └────────┘
-                    gather: all meet                            spread: all meet
+                    gather: barrier                             spread: barrier
 
 On CPUs parts lie in that memory (:class:`_InArena`), and are read where they lie. An accelerator's
 memory is not visible to other workers (:class:`_OnDevice`): parts, pieces and sums are copied
-beside what the device computes, through memory that is pinned where it lies. Once all parts are
-there, a worker that is lost takes nothing with it: the others add up its pieces, too. A worker
-alone copies nothing.
+while the device computes, through memory that is pinned in place. Once all parts are in the host's
+memory, losing a worker loses no data: the others add up its pieces. A single worker copies nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from unisono.runtime.workers.memory import ALIGNMENT_BYTES
 
 @final
 class HostMemoryCarriage(Carriage):
-    """Carries parts through memory that all workers of a host see.
+    """Carries parts through memory that all workers of a host share.
 
     `pieces` are this worker's lane, or everything if the sums are needed everywhere.
     """
@@ -85,7 +84,7 @@ class HostMemoryCarriage(Carriage):
             lanes = [layout.whole_pieces]
         own = [] if number is None else lanes[number]
         self._mine = self._bytes_of(own)
-        # Some bytes even if they have no elements, as these must be on their device, too.
+        # At least some bytes, since tensors without elements must also be on their device.
         start = max(0, min(self._mine[0], layout.num_bytes - ALIGNMENT_BYTES))
         self._fetched = start, max(self._mine[1], start + ALIGNMENT_BYTES)
         self._here = None
@@ -111,7 +110,7 @@ class HostMemoryCarriage(Carriage):
             self.plan(everywhere=True)  # for those who are left; all parts are still there
 
     def spread_sums(self, purpose: str) -> bool:
-        """Bring the sums of all pieces to :attr:`whole`; return False if a worker was lost."""
+        """Copy the sums of all pieces to :attr:`whole`; return False if a worker was lost."""
         self._view_whole(self._view_sums())
         self.give_sums()
         if not self.team.meet(purpose):
@@ -120,17 +119,17 @@ class HostMemoryCarriage(Carriage):
         return True
 
     def take_changed_sums(self) -> None:
-        """Copy what was changed in :attr:`whole` to :attr:`totals`."""
+        """Copy changes of :attr:`whole` to :attr:`totals`."""
         for total, there in zip(self.totals, self._sums.pieces(self.pieces), strict=True):
             total.copy_(there)
         self._copies.wait()
 
     def spread(self, there: torch.Tensor, here: Bytes, purpose: str) -> bool:
-        """Give own pieces to all workers, and take theirs; return False if one was lost.
+        """Exchange this worker's pieces for the others'; return False if one was lost.
 
         Args:
-            there: memory of the host, laid out as a part.
-            here: this worker's, laid out alike.
+            there: memory of the host, laid out like a part.
+            here: memory of this worker, with the same layout.
         """
         for place, source in self.layout.within(there, here, *self._mine):
             self._copies.to_host(place, source)
@@ -183,10 +182,10 @@ class HostMemoryCarriage(Carriage):
 
     @override
     def await_readers(self, purpose: str) -> None:
-        """All parts and sums have been read once all have met to spread them."""
+        """Return at once: all workers had read parts and sums when they exchanged the sums."""
 
     def release_parts(self) -> None:
-        """Give the memory of parts on a device back, once all have read them."""
+        """Release the memory of parts on a device, once all workers have read them."""
         self._parts.release()
 
     @override
@@ -211,7 +210,7 @@ class HostMemoryCarriage(Carriage):
 
     @functools.cached_property
     def _sums_memory(self) -> Bytes:
-        """All sums, where the parameters are; a worker alone has them where its part is."""
+        """Memory for all sums, on the parameters' devices."""
         return self.layout.allocate()
 
     @property
@@ -233,7 +232,7 @@ class HostMemoryCarriage(Carriage):
 
 @final
 class _InArena:
-    """All parts are in memory that all workers see."""
+    """Parts in memory that all workers of the host share."""
 
     def __init__(self, layout: LoopLayout, between: Between) -> None:
         self._layout, self._between = layout, between
@@ -266,7 +265,7 @@ class _InArena:
 
 @final
 class _OnDevice:
-    """This worker's parts are on its device, and are copied to memory that all workers see."""
+    """This worker's parts on its device, copied to memory that all workers of the host share."""
 
     def __init__(self, layout: LoopLayout, between: Between) -> None:
         self._layout, self._between, self._copies = layout, between, layout.copies
@@ -339,7 +338,6 @@ class _OnDevice:
             block.release()
 
     def _copy(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
-        """Copy bytes of a part to where the others see them."""
         there, here = self._arena.gradients[part.lo].everything(), self._own.memory(part.lo)
         self._layout.pin(there)
         for span in spans:

@@ -1,4 +1,4 @@
-"""Several hosts: what their workers send each other in a step, with any carriage and ownership.
+"""Exchange sums between several hosts, with any carriage and ownership.
 
 Parameters are cut into lanes, one for each worker of the smallest host. Worker i of every host adds
 up lane i, together with the others of lane i::
@@ -10,11 +10,11 @@ up lane i, together with the others of lane i::
 Before, each host adds up its workers' parts as far as the tree allows: with 2ʲ shards on each host
 one part of each crosses, as in a ring all-reduce over the hosts. A lane crosses in buckets
 (``host_bucket.py``), each as soon as all workers of the host have left its gradients in the host's
-memory (``early_part.py``), in a thread of its own (``host_lane.py``). What a shard has to say
-beside its gradients travels with the arrivals at the meeting of all.
+memory (``early_part.py``), in a separate thread (``host_lane.py``). Records of shards and flags of
+parts are sent with the workers' arrivals at the barrier.
 
-A lost worker is replaced on its host, and then all go back to the newest snapshot, which each host
-has, so nobody has to know how far a step had come.
+A lost worker is replaced on its host, and all workers go back to the newest snapshot, which each
+host has, so no worker needs to know how far a step had come.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _LOOK_EVERY_S = 0.05
 
 @final
 class Lanes(Between):
-    """What one worker sends those of other hosts, and receives from them, in one loop.
+    """Exchanges the data of one worker with the workers of other hosts, in one loop.
 
     Attributes:
-        lane: to the other workers of this one's lane; None where it has none, as its host has more
-            workers than another, or is not connected.
+        lane: connects the workers of this one's lane; None if its host has more workers than
+            another and this worker has no lane, or while it is not connected.
         ready: counts the gradients that this worker has left in the memory of its host.
     """
 
-    takes_early = True  # on CPUs, too
+    takes_early = True  # also on CPUs
     lane: HostLane | None = None
     ready: ReadyBuckets
     _division: Division
@@ -150,7 +150,7 @@ class Lanes(Between):
         team, arena, number = self._team, self._arena, self.number
         slots, bucket_bytes = arena.plan.parameters, _SLICE_BYTES * len(team.hosts)
         layouts = [lay_out_lane(slots, pieces, bucket_bytes) for pieces in lanes]
-        # All leave in one order, the last parameters first; here are the lanes that they are of.
+        # The lane of each bucket, in sending order: the last parameters first.
         self._leaving = [at for at in reversed(range(len(lanes))) for _ in layouts[at]]
         self.ready = ReadyBuckets(
             arena.counts[: len(team.neighbours)],
@@ -215,7 +215,7 @@ class Lanes(Between):
 
     @override
     def gather(self, purpose: str, meanwhile: Callable[[], None] | None = None) -> bool:
-        """Wait for every worker; this host knows the records of all shards then."""
+        """Wait for every worker; after that this host has the records of all shards."""
         self.begin()
         self._copied.clear()
         self.ready.mark_all()
@@ -257,7 +257,6 @@ class Lanes(Between):
             self._swap({}, {host: [here]})
 
     def _swap(self, sent: Mapping[int, Views], into: Mapping[int, Views]) -> None:
-        """Send bytes to other hosts of the lane, and get theirs."""
         lane = self.lane
         assert lane is not None
         self._num_turns += 1
@@ -273,10 +272,10 @@ class Lanes(Between):
 
     @property
     def _is_in_vain(self) -> bool:
-        """Whether the others stop in this step, too, as a worker was lost.
+        """Whether the others also stop in this step because a worker was lost.
 
-        Those of another lane who were lost behind their last word in it stop nobody: all meet once
-        more, and whoever left here would come to that meeting for another purpose.
+        Losing a worker of another lane after its last message stops nobody: there is one more
+        barrier, and a worker that stopped here would come to it for another purpose.
         """
         team = self._team
         return team.has_lost and any(
@@ -297,7 +296,6 @@ class Lanes(Between):
             self._check(str(error))
 
     def _drop(self) -> None:
-        """Drop the connections, and what is under way."""
         if self.lane is not None:
             self.lane.leave()
             if self._turn is not None:
@@ -307,12 +305,12 @@ class Lanes(Between):
         self._num_turns, self._has_begun = 0, False
 
     def _num_ready(self) -> int:
-        """Count the buckets of this worker's lane that can leave."""
+        """Return how many buckets of this worker's lane can be sent."""
         self._copied.poll(self.ready)
         return self._leaving[: self.ready.count()].count(self._position)
 
     def _end(self) -> None:
-        """Wait until all buckets of this worker's lane have crossed."""
+        """Wait until all buckets of this worker's lane are exchanged."""
         self._has_begun = False
         turn, lane = self._turn, self.lane
         if turn is None or lane is None:
@@ -327,12 +325,12 @@ class Lanes(Between):
         self._check(self._pipeline.failure)
 
     def _parts_on(self, ranks: Sequence[int]) -> list[Node]:
-        """List the maximal sub-trees inside of a host's shards, which are neighbours."""
+        """Return the maximal sub-trees within a host's shards, which are neighbours."""
         held = [part for rank in ranks for part in self._division.parts_of[rank]]
         return parts_of(range(held[0].lo, held[-1].hi), self._division.num_shards)
 
     def _told(self) -> Iterator[bytes]:
-        """Yield the records and flags of this worker's shards, without the zeros behind them."""
+        """Yield the records and flags of this worker's shards, without trailing zeros."""
         arena, division = self._arena, self._division
         for kind, rows, numbers in (
             (_ROWS, arena.rows, list(division.shards)),
@@ -343,7 +341,7 @@ class Lanes(Between):
                 yield _ITEM.pack(kind, number, len(row)) + row
 
     def _hear(self, said: bytes) -> None:
-        """Take records and flags of another host's shards; neighbours write the same."""
+        """Store records and flags of another host's shards; all workers of this host do so."""
         arena, at = self._arena, 0
         while at < len(said):
             kind, number, num_bytes = _ITEM.unpack_from(said, at)
@@ -353,7 +351,7 @@ class Lanes(Between):
             at += num_bytes
 
     def _send_buffers(self) -> None:
-        """Bring the buffers that one host has kept for the next step to the others."""
+        """Copy the buffers that one host keeps for the next step to the others."""
         if self._buffers.slots and self._kept_on is not None:
             region = self._arena.buffers[1 - self._buffers.now]
             num_bytes = region.everything().numel()
@@ -362,7 +360,7 @@ class Lanes(Between):
             self._send_moved(self._buffers.moving, self._kept_on)
 
     def _send_moved(self, moving: Moving, host: int) -> None:
-        """Bring parameters that passes have moved likewise."""
+        """Copy the parameters that passes have moved on one host to the others."""
         copy = 1 - self._buffers.now
         if self._has_moved:
             self.send_from(host, moving.flags(copy))
@@ -372,10 +370,10 @@ class Lanes(Between):
             moving.flags(copy)[:] = bytes(len(moving.flags(copy)))
 
     def _check(self, failure: str) -> None:
-        """Raise an error that says who was lost, or else what has failed."""
+        """Raise an error that names the lost worker, or else the failure."""
         if not failure:
             return
-        # Who has closed a connection may not yet be known to be lost.
+        # A worker that has closed its connection may not be known to be lost yet.
         until_s = time.monotonic() + LOST_AFTER_S
         while not self._team.has_lost and time.monotonic() < until_s:
             time.sleep(_LOOK_EVERY_S)
@@ -383,31 +381,31 @@ class Lanes(Between):
             self._team.meet("sums of a step")
         raise UnisonoError(
             f"hosts must be connected, but sums could not be sent between them ({failure}): see "
-            f"to the link and start all again; with a `directory` the run goes on from its newest "
-            f"checkpoint."
+            f"to the link and start all again; with a `directory` the run continues from its "
+            f"newest checkpoint."
         )
 
 
 @final
 class _CopiedGradients:
-    """Gradients of a step that are being copied from a device to the memory of its host."""
+    """Gradients of a step that are being copied from a device to the host's memory."""
 
     def __init__(self) -> None:
         self._copies: deque[tuple[Sequence[int], Callable[[], bool]]] = deque()
         self._polling = threading.Lock()
 
     def add(self, indices: Sequence[int], are_made: Callable[[], bool]) -> None:
-        """Record parameters whose gradients are being copied, and what tells that they arrived."""
+        """Record parameters whose gradients are being copied; `are_made`: have they arrived?"""
         self._copies.append((indices, are_made))
 
     def poll(self, ready: ReadyBuckets) -> None:
-        """Mark those that have arrived; any thread may call this."""
+        """Mark gradients that have arrived; any thread may call this."""
         with self._polling:
             while self._copies and self._copies[0][1]():
                 for index in self._copies.popleft()[0]:
                     ready.mark(index)
 
     def clear(self) -> None:
-        """Forget all; no thread marks any once this returns."""
+        """Discard all; no thread marks any once this returns."""
         with self._polling:
             self._copies.clear()

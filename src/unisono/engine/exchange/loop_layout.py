@@ -1,4 +1,4 @@
-"""Where the tensors of one loop lie: what the three parts of an exchange share."""
+"""Where the tensors of one loop lie, for all parts of an exchange."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LoopLayout:
     Attributes:
         updated, fixed: parameters that the optimizer updates, and those that it does not, by name
             and in the same order on every worker.
-        parameters: those of `updated`.
-        all: those of both, whose names are `names`.
+        parameters: the values of `updated`.
+        all: all parameters; `names` are their names.
         memory: what the workers of this host share; the exchange sets it.
         division: which worker computes which shards; the exchange sets it.
         bound: where `all` lie while the loop runs; see :meth:`note_places`.
@@ -64,7 +64,7 @@ class LoopLayout:
 
     @property
     def share(self) -> tuple[int, int]:
-        """This worker's position among those of its host, and their number."""
+        """The position of this worker among those of its host, and their number."""
         here = self.team.neighbours
         return here.index(self.team.world.rank), len(here)
 
@@ -74,7 +74,7 @@ class LoopLayout:
         return [Piece(index, 0, p.numel()) for index, p in enumerate(self.parameters)]
 
     def cut(self, num_workers: int) -> list[list[Piece]]:
-        """Divide the parameters among so many workers."""
+        """Divide the parameters among `num_workers` workers."""
         return cut([parameter.numel() for parameter in self.parameters], num_workers)
 
     def allocate(self) -> Bytes:
@@ -110,12 +110,10 @@ class LoopLayout:
         self._addresses = list(map(torch.Tensor.data_ptr, self.bound))
 
     def take_replaced(self) -> None:
-        """Copy what the program changed elsewhere to where the parameters lie.
-
-        That is ``.data`` of its own, and memory that something else of the program refers to.
+        """Copy values from replaced ``.data``, and from memory that the program refers to.
 
         Raises:
-            ValueError: a parameter's ``.data`` has another shape or dtype now.
+            ValueError: the shape or dtype of a parameter's ``.data`` has changed.
         """
         self.references.take()
         if list(map(torch.Tensor.data_ptr, self.all)) == self._addresses:

@@ -1,9 +1,9 @@
-"""Parameters that no optimizer of the run updates and that passes move: they live as buffers do.
+"""Parameters without an optimizer that passes change, treated like buffers.
 
-The key encoder of MoCo, say, which its forward pass moves after the one that is trained. Each shard
-starts from what the step began with, and what the first shard with samples leaves is kept. Which
-parameters these are is seen in the first steps of a loop; of frozen ones a shard looks at the
-versions after that, and nothing is copied.
+An example is MoCo's key encoder, which the forward pass moves toward the trained one. Each shard
+starts from the step's first values, and the values that the first shard with samples leaves are
+kept. The first steps of a loop show which parameters move; later a shard only compares versions of
+the others, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Values = TypeVar("Values")
 
 @final
 class Moving:
-    """Of one loop's parameters without an optimizer, those that move.
+    """The parameters of one loop that have no optimizer and that passes move.
 
     Args:
-        fixed: those parameters, by name, with memory that they keep.
-        origin: a method that gives what they are now, in memory that passes do not change.
-        suspects: a method that says which of them, by position, may have been changed since the
-            loop began. Neither is kept alive, as whom they belong to holds this.
+        fixed: the parameters without an optimizer, by name, in their final memory.
+        origin: a method that returns their values, in memory that passes do not change.
+        suspects: a method that returns the positions of those that may have changed since the
+            loop began. Only weak references to both methods are kept.
 
     Attributes:
-        is_kept_here: whether this worker has kept some that have moved in this step.
+        is_kept_here: whether this worker has published parameters that moved in this step.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Moving:
         self._is_noted = self.is_kept_here = self._is_done = False
 
     def begin(self, step: int) -> None:
-        """Start an update of a step: the next shard starts from what they are then."""
+        """Start an update of a step; the next shard records the values to start from."""
         self._is_noted = self.is_kept_here = self._is_done = False
         if step != self._step:
             self._step, self._num_steps = step, self._num_steps + 1
 
     def restore(self) -> None:
-        """Start a shard: they are what the update began with."""
+        """Start a shard: reset the parameters to the values that the update began with."""
         if self._is_noted:
             self._look()
             self._put_back()
@@ -81,9 +81,9 @@ class Moving:
         self._seen = self._now()
 
     def _look(self) -> None:
-        """Find those that the passes before have moved, whatever way they take.
+        """Find the parameters that passes have moved, in place or by replacing ``.data``.
 
-        Of one that has not moved in the first steps it is not known what the step began with.
+        The start value of a parameter that did not move in the first steps is unknown.
         """
         now, moved = self._now(), set[int]()
         if now != self._seen:
@@ -112,7 +112,7 @@ class Moving:
             self._starts[index] = torch.empty_like(place).copy_(self._origin[index])
 
     def keep(self, copy: int) -> None:
-        """Publish what the first non-empty shard has left, as one of the arena's copies."""
+        """Publish the values that the first non-empty shard left, in one of the arena's copies."""
         self._look()
         self._flags[copy][:] = bytes(len(self._fixed) + 1)
         for index in self._starts:
@@ -121,7 +121,7 @@ class Moving:
             self.is_kept_here = True
 
     def commit(self, copy: int) -> None:
-        """Finish the passes of an update: they are those that were kept."""
+        """Finish the passes of an update: set the parameters to the published values."""
         if self._is_done:
             return
         if self._is_noted:
@@ -136,17 +136,17 @@ class Moving:
                 self._starts.setdefault(index, torch.empty_like(place))
 
     def drop(self) -> None:
-        """Do without what passes have left here, as what is to be kept is known already."""
+        """Discard what passes have left here, because the values to keep are known already."""
         self._is_done = True
         for parameter, place in zip(self._fixed, self._shared, strict=True):
             parameter.data = place
 
     def flags(self, copy: int) -> memoryview:
-        """View which parameters a copy has: a byte for each, 1 for those, and see the arena."""
+        """View which parameters a copy contains, one byte each; see :class:`Arena`."""
         return self._flags[copy]
 
     def bytes_kept(self, copy: int) -> list[tuple[int, int]]:
-        """Return where a copy has values: bytes (start, stop) of the arena."""
+        """Return the spans (start, stop) of the arena in which a copy has values."""
         region = self._regions[copy]
         slots = zip(region.slots, bytes(self._flags[copy]), strict=False)
         return [(region.start + one.offset, region.start + one.end) for one, kept in slots if kept]
@@ -176,7 +176,7 @@ def _called(method: WeakMethod[Callable[[], Values]]) -> Values:
 def replace_data(
     name: str, tensor: torch.Tensor, place: torch.Tensor, kind: str = "parameter"
 ) -> None:
-    """Take over the ``.data`` that a program has given a tensor, into memory that it keeps."""
+    """Copy a tensor's replaced ``.data`` into its own memory, and use that again."""
     if tensor.data_ptr() == place.data_ptr():
         return
     if tensor.shape != place.shape or tensor.dtype != place.dtype:

@@ -1,9 +1,9 @@
 """The communicator of GPUs that see each other: NCCL. Never run on a GPU.
 
-One group and one stream of its own: sums are added and given on beside the backward pass, in the
-order in which calls were made, without the host. When a member is lost, NCCL would wait for it for
-ever, in the stream and then in any call that waits for the stream; so a thread looks at the control
-block all the time, and aborts the group. Whatever was in the stream counts as nothing then.
+There is one group and one separate stream: sums are added and sent during the backward pass, in the
+order of the calls, without the host. If a member is lost, NCCL would wait forever, in the stream
+and then in any call that waits for the stream; so a thread polls the control block and aborts the
+group. The results of work that was in the stream are discarded then.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from unisono.runtime.workers.team import Team
 
 _LOOK_EVERY_S = 0.02
 _SPIN_S, _SLEEP_S = 1e-3, 5e-5
-# Of a wait: a worker that does not come is waited for, and judged, on the control block. What this
-# one waits for has been begun everywhere.
+# Of a wait for a transfer that all workers have started: the control block's barrier waits for late
+# workers and decides whether they are lost.
 _TIMEOUT_S = 60.0
 _ABORTED_WITHIN_S = 10.0
 _NEVER = timedelta(days=1)
-# Who ends a process, or a group, is decided here, not in torch's threads.
+# This module, not torch's threads, decides when to end a group or a process.
 _ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
@@ -65,7 +65,7 @@ class NcclCommunicator(Communicator):
     """Moves bytes between GPUs.
 
     Args:
-        make: makes the group of a store, a rank and a size, on that device.
+        make: makes the group, given a store, a rank, a size and the device.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class NcclCommunicator(Communicator):
                 self._abort()
                 raise BrokenError(f"bytes of another worker did not come in {waited_s:.0f} s")
             os.sched_yield() if waited_s < _SPIN_S else time.sleep(_SLEEP_S)
-        # It is set before the group is aborted: what came before that came whole.
+        # The event is set before the group is aborted, so bytes that arrived before are complete.
         if self._is_aborted.is_set():
             raise BrokenError("a worker was lost")
         return True
@@ -133,13 +133,12 @@ class NcclCommunicator(Communicator):
             self._guard.join()
 
     def _watch(self) -> None:
-        """Abort when a member has left; ends with the group."""
         while not self._is_aborted.wait(_LOOK_EVERY_S):
             if self._team.has_lost:
                 self._abort()
 
     def _abort(self) -> None:
-        """End the group, once; NCCL may take its time for it."""
+        """Abort the group once, without waiting for NCCL too long."""
         with self._aborting:
             if self._is_aborted.is_set():
                 return
@@ -162,8 +161,7 @@ def _make(store: Store, position: int, size: int, device: torch.device) -> Any:
 
 @contextmanager
 def _settings(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have settings in the environment while the group is made."""
-    # Not without need: a library's thread may read the environment meanwhile.
+    # Only if needed: a library's thread may read the environment meanwhile.
     others = [name for name, value in environment.items() if os.environ.get(name) != value]
     before = {name: os.environ.get(name) for name in others}
     os.environ.update({name: environment[name] for name in others})

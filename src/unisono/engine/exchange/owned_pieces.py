@@ -1,17 +1,17 @@
 """Every worker has the parameters, and the optimizer state of its pieces alone (ZeRO-1).
 
-What is given to all are parameters, behind the update::
+Parameters are distributed to all workers after the update::
 
     worker 0   parts ──►┌────────┐──► its pieces of all parts, added, updated ──►┌────────┐
                         │ host's │        and of the state, nowhere else         │ host's │──► all
     worker 1   parts ──►│ memory │──► its pieces of all parts, added, updated ──►│ memory │
                         └────────┘                                               └────────┘
-                    gather: all meet                                         share: all meet
+                    gather: barrier                                          share: barrier
 
-Sums lie where parts were, so they take no room, unless something asks for all of them (a norm,
-``on_gradients``). A worker that is lost takes its pieces of the state with it, at any time, and all
-return to the newest snapshot, where each worker writes its pieces. When a worker joins, the pieces
-are divided anew from there, too.
+Sums overwrite parts and take no memory, unless all sums are needed (for a norm, ``on_gradients``).
+If a worker is lost, its pieces of the state are lost with it, and all workers return to the newest
+snapshot, to which each has written its pieces. When a worker joins, the state is divided again from
+that snapshot.
 
 On several hosts the state is divided among the workers of each host: lane i adds up with the other
 hosts and updates, with the same bits on every host, so parameters cross no network.
@@ -98,7 +98,7 @@ class OwnedPieces(Ownership):
             begin_alike(self, self._give_state, self._take_state)
         else:
             go_back_alike(self, self._take_state)
-        # Now: all are here, so no worker waits any more for those who left the loop before.
+        # Now all are here, so no worker still waits for those that left the previous loop.
         arena.left[layout.share[0]] = 0
         self._host_parameters = arena.parameters.everything()
         layout.pin(self._host_parameters)
@@ -126,7 +126,7 @@ class OwnedPieces(Ownership):
 
     @override
     def plan(self) -> None:
-        """Prepare for the present division: hold the state of this worker's pieces."""
+        """Prepare for the current division: load the state of this worker's pieces."""
         self.carriage.plan(everywhere=False)
         snapshots = self.memory.snapshots
         slot = snapshots.newest if self._taken_from is None else self._taken_from
@@ -169,7 +169,7 @@ class OwnedPieces(Ownership):
 
     @override
     def hand_out(self) -> None:
-        if not self.layout.device.is_host:  # the whole state takes the place of parts
+        if not self.layout.device.is_host:  # the whole state needs the memory of the parts
             self.carriage.release_parts()
         states, whose = self.memory.snapshots.states(self.memory.newest_slot)
         self.optimizer_state.leave(whose)
@@ -179,10 +179,10 @@ class OwnedPieces(Ownership):
 
     @override
     def leave(self) -> None:
-        """Leave this worker's pieces where all can find them.
+        """Store this worker's pieces in shared memory.
 
-        State that no worker has handed out, as the loop was left early or there are no snapshots,
-        is whole where it is looked at, once all workers of this host have left.
+        If the state was not handed out (the loop was left early, or there are no snapshots), the
+        first access makes it whole, once all workers of this host have left.
         """
         arena, pieces = self.memory.arena, self.optimizer_state
         position, num_here = self.layout.share
@@ -190,8 +190,8 @@ class OwnedPieces(Ownership):
             pieces.write(arena.states)
             arena.left[position] = 1
         pieces.leave(pieces.known)
-        # Nothing of this exchange: in a circle, a device's memory would wait for Python's garbage
-        # collection.
+        # No reference to this exchange: a cycle would keep a device's memory until Python's
+        # garbage collection.
         bring = functools.partial(_bring, pieces, arena.states, arena.left[:num_here])
         for shown in self._shown.values():
             shown.bring = bring
@@ -212,7 +212,7 @@ class OwnedPieces(Ownership):
 
 
 def _bring(pieces: OwnPieces, states: Region, left: memoryview, optimizer: Optimizer) -> None:
-    """Make the state of an optimizer whole, of what all have left behind."""
+    """Wait for the pieces of all workers, and make the state of an optimizer whole."""
     until_s = time.monotonic() + STALL.in_s()
     while not all(left):
         if time.monotonic() > until_s:
@@ -227,7 +227,7 @@ def _bring(pieces: OwnPieces, states: Region, left: memoryview, optimizer: Optim
 
 @final
 class OwnPieces(PiecesOfState):
-    """This worker's pieces of an optimizer's state, where its parameters are."""
+    """This worker's pieces of an optimizer's state, on the devices of its parameters."""
 
     def __init__(self, known: memoryview, keys: StateKeys, layout: LoopLayout) -> None:
         self.keys, self.known = keys, known
@@ -254,20 +254,20 @@ class OwnPieces(PiecesOfState):
         return
 
     def here(self) -> list[dict[str, Any]]:
-        """Return all that this worker has."""
+        """Return all state that this worker has."""
         return [*self._held.values()]
 
     def present(self) -> list[nn.Parameter]:
-        """List the parameters that have state."""
+        """Return the parameters that have state."""
         each = zip(self._parameters, self.known, strict=True)
         return [parameter for (parameter, _), has in each if has]
 
     def forget(self) -> None:
-        """Have nothing."""
+        """Discard all state."""
         self._held.clear()
 
     def hold(self, pieces: Sequence[Piece], kept: Region) -> None:
-        """Have the state of these pieces alone; take what is not here from where all of it is."""
+        """Keep only the state of these pieces; copy missing state from the whole state `kept`."""
 
         def taken(piece: Piece) -> dict[str, Any]:
             return self._moved(piece.index, lambda key: place_of(kept, piece, key))
@@ -279,14 +279,14 @@ class OwnPieces(PiecesOfState):
         }
 
     def leave(self, known: memoryview) -> None:
-        """Have nothing, as a loop has ended in which these parameters have got state."""
+        """Discard all state at the end of a loop; `known` marks the parameters that have some."""
         for state in self._held.values():
-            state.clear()  # whoever updates has it, too
+            state.clear()  # the update also refers to it
         self._held.clear()
         self.known = memoryview(bytes(known))
 
     def make_whole(self, optimizer: Optimizer, kept: Region) -> None:
-        """Give an optimizer the whole state of its parameters, from where all of it is."""
+        """Set an optimizer's whole state for its parameters, from the whole state `kept`."""
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         optimizer.state = defaultdict(dict)
         for index, (parameter, _) in enumerate(self._parameters):
@@ -295,7 +295,7 @@ class OwnPieces(PiecesOfState):
                 optimizer.state[parameter] = state
 
     def write(self, into: Region) -> None:
-        """Copy all that this worker has to where all of it is."""
+        """Copy all state of this worker into the whole state."""
         for piece, state in self._held.items():
             for name, key in self.keys[piece.index].items():
                 if key.is_array or piece.is_first:
@@ -303,7 +303,7 @@ class OwnPieces(PiecesOfState):
                     place.copy_(state[name].detach().reshape(place.shape))
 
     def _moved(self, index: int, find: Callable[[StateKey], torch.Tensor]) -> dict[str, Any]:
-        """Copy a parameter's state, or a piece of it, to where its optimizer has it."""
+        """Copy the state of a parameter, or of a piece, to the device where it is used."""
         parameter, group = self._parameters[index]
         state: dict[str, Any] = {name: find(key).clone() for name, key in self.keys[index].items()}
         move_one(state, group, parameter.device)

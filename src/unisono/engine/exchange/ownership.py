@@ -1,4 +1,4 @@
-"""Who updates what, and whose loss takes optimizer state with it."""
+"""Who updates what, and whose loss also loses optimizer state."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from unisono.runtime.workers.launcher_messages import Live
 from unisono.runtime.workers.team import Team
 
 PlannedState = tuple[StateKeys, dict[str, torch.Tensor]]
-"""Optimizer state in memory that all workers of a host see: its keys, and examples by name."""
+"""Optimizer state in memory that all workers of a host share: its keys, and examples by name."""
 
 
 class Ownership(ABC):
-    """Keeps the parameters and the optimizer's state of one loop, and says who updates them.
+    """Keeps the parameters and the optimizer's state of one loop, and decides who updates them.
 
-    A method with a body here does what is right for an ownership that has nothing to do there.
+    Methods with a body are the defaults for an ownership that has nothing to do there.
 
     Attributes:
-        optimizer_state: in pieces; None: whoever updates has all of it in its own optimizer.
+        optimizer_state: in pieces; None if workers that update have all of it in their optimizers.
         is_in_pieces: whether no other worker has the state of this worker's pieces.
-        have_all: whether every worker has the whole state; else one worker of each host updates
-            for the others, and alone has the optimizer's state.
-        is_state_new: whether the program has changed what lies in `optimizer_state`.
-        is_written_in_passes: whether passes have written to parameters what was there.
+        have_all: whether every worker has the whole state; else one worker of each host has it and
+            updates for the others.
+        is_state_new: whether the program has changed `optimizer_state`.
+        is_written_in_passes: whether passes wrote to parameters without changing their values.
     """
 
     optimizer_state: PiecesOfState | None = None
@@ -50,16 +50,16 @@ class Ownership(ABC):
 
     @classmethod
     def plan_state(cls, optimizer: Optimizer, updated: Mapping[str, nn.Parameter]) -> PlannedState:
-        """Return the optimizer state that is to lie in shared memory; by default there is none."""
+        """Return the optimizer state to keep in shared memory; by default there is none."""
         return [{} for _ in updated], {}
 
     @abstractmethod
     def bind(self, keys: StateKeys, live: Live | None) -> None:
-        """Begin the loop with the others, or join it, so that all have the same state."""
+        """Begin the loop with the others, or join it, so that all workers have the same state."""
 
     @abstractmethod
     def load(self) -> None:
-        """Replace the state by that of the newest snapshot. Collective."""
+        """Load the newest snapshot. Collective."""
 
     @abstractmethod
     def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
@@ -67,11 +67,11 @@ class Ownership(ABC):
 
     @abstractmethod
     def plan(self) -> None:
-        """Prepare for the present division of the work."""
+        """Prepare for the current division of the work."""
 
     @abstractmethod
     def all_sums(self, purpose: str) -> bool:
-        """Bring all sums to the carriage's `whole`; return False if a worker was lost."""
+        """Gather all sums in the carriage's `whole`; return False if a worker was lost."""
 
     @abstractmethod
     def are_read(self, purpose: str) -> bool:
@@ -79,7 +79,7 @@ class Ownership(ABC):
 
     @abstractmethod
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """Return the values of all whose sums this worker does not have; None: one was lost."""
+        """Return the values of all workers with separate sums; None if a worker was lost."""
 
     @abstractmethod
     def share(self, purpose: str) -> bool:
@@ -87,7 +87,7 @@ class Ownership(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Give the model and its optimizer memory of their own again. Not collective."""
+        """Move the model and its optimizer into separate memory. Not collective."""
 
     @property
     def is_lost(self) -> bool:
@@ -95,15 +95,15 @@ class Ownership(ABC):
         return False
 
     def trust(self) -> None:
-        """Treat the state of the present members as the run's."""
+        """Treat the state of the current members as the run's."""
         return
 
     def take_changes(self, *, alone: bool) -> None:
-        """Publish what the program changed between two steps."""
+        """Publish changes that the program made between two steps."""
         return
 
     def give_changes(self, *, alone: bool) -> None:
-        """Publish what the program changed since the step, before a snapshot."""
+        """Publish changes that the program made since the step, before a snapshot."""
         return
 
     def changed_name(self) -> str:
@@ -111,15 +111,15 @@ class Ownership(ABC):
         return ""
 
     def updating(self) -> AbstractContextManager[None]:
-        """Let an optimizer update whole parameters inside the block."""
+        """Allow an optimizer to update whole parameters inside the block."""
         return nullcontext()
 
     def take_fixed(self) -> None:
-        """Take what a whole update on another worker changed of fixed parameters."""
+        """Load changes of fixed parameters by a whole update on another worker."""
         return
 
     def fixed_values(self) -> Sequence[torch.Tensor]:
-        """Return the fixed parameters, in memory of the host that passes do not change."""
+        """Return the fixed parameters, in host memory that passes do not change."""
         return [on_host(p).clone() for p in self.layout.fixed.values()]
 
     def fixed_suspects(self) -> Sequence[int]:
@@ -135,11 +135,11 @@ class Ownership(ABC):
         return
 
     def hand_out(self) -> None:
-        """Give every worker the state that one had, from the newest snapshot. Not collective."""
+        """Distribute one worker's state to all from the newest snapshot. Not collective."""
         return
 
     def hand_round(self) -> None:
-        """Give every worker the state that one had, without a snapshot. Collective."""
+        """Distribute one worker's state to all without a snapshot. Collective."""
         return
 
     def named_whole(self) -> dict[str, nn.Parameter]:
@@ -151,7 +151,7 @@ class Ownership(ABC):
     def describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Write what is kept beside the state into a snapshot."""
+        """Write the metadata that is saved beside the state into a snapshot."""
         facts = {**facts, "copy of buffers": self.layout.buffers.now}
         self.memory.snapshots.describe(slot, facts, tensors)
 

@@ -24,7 +24,7 @@ _PRESENT, _ABSENT = 1, 0
 
 @final
 class OwnParts:
-    """The parts that this worker has computed, by first shard, where nobody else sees them.
+    """The parts that this worker has computed, by first shard, in private memory.
 
     Args:
         slots: where each parameter lies in a part.
@@ -43,11 +43,11 @@ class OwnParts:
 
     @property
     def blocks(self) -> list[Block]:
-        """What they take of a device's memory."""
+        """The blocks of device memory that the parts use."""
         return [memory for memory in self._memories.values() if isinstance(memory, Block)]
 
     def memory(self, lo: int) -> Bytes:
-        """Return the bytes of a part by its first shard."""
+        """Return the memory of a part, given its first shard."""
         if lo not in self._memories:
             self._memories[lo] = private_bytes(self._num_bytes, self._device, self._spans)
         return self._memories[lo]
@@ -99,7 +99,7 @@ class Parts:
                     torch._foreach_copy_(slots, present)
 
     def begin(self, part: Node) -> None:
-        """Begin to publish a part one parameter at a time; so far it has no gradients."""
+        """Start to publish a part one parameter at a time, without gradients so far."""
         self._flags[part.lo][:] = bytes(len(self._flags[part.lo]))
 
     def put(self, part: Node, index: int, gradient: torch.Tensor) -> None:
@@ -111,7 +111,7 @@ class Parts:
         self._flags[part.lo][1 + index] = _PRESENT
 
     def remove(self, part: Node, index: int) -> None:
-        """Take the gradient of one parameter out of a part."""
+        """Remove the gradient of one parameter from a part."""
         self._flags[part.lo][1 + index] = _ABSENT
 
     def published(self, nodes: Sequence[Node]) -> PublishedParts:
@@ -128,7 +128,7 @@ class Parts:
 
 
 def presence(flags: bytes) -> list[bool]:
-    """Say for each parameter whether a part has a gradient for it.
+    """Return, for each parameter, whether a part has a gradient for it.
 
     Args:
         flags: a byte that is 1 where all have one, then a byte for each parameter.
@@ -138,7 +138,7 @@ def presence(flags: bytes) -> list[bool]:
 
 
 def pieces_within(slots: Sequence[Slot], start: int, stop: int) -> Iterator[Piece]:
-    """Find the pieces of parameters that lie in bytes `start` … `stop` − 1, whole cache lines."""
+    """Yield the pieces of parameters in bytes `start` … `stop` − 1, whole cache lines."""
     for index, slot in enumerate(slots):
         size = slot.dtype.itemsize
         first = max(start, slot.offset) - slot.offset
@@ -166,13 +166,12 @@ class OrderedSum:
     """The sum of all parts in tree order, over some pieces of every parameter.
 
     Args:
-        into: where the sums go, as vectors; then the parts stay as they are. None: into the slots
-            of the parts (the whole sum into that of the first shard), of which nobody else reads
-            these pieces.
+        into: where to store the sums, as vectors; then the parts are kept. None: over the parts
+            (the whole sum over that of the first shard), whose pieces nobody else reads.
 
     Attributes:
-        pieces: what is added up here.
-        totals: the sums over `pieces`, as vectors.
+        pieces: the pieces that are added up.
+        totals: the sums of `pieces`, as vectors.
     """
 
     def __init__(
@@ -199,7 +198,7 @@ class OrderedSum:
         self._flags: tuple[bytes, ...] = ()
 
     def add(self) -> tuple[bool, ...]:
-        """Add up what has been published.
+        """Add up the published parts.
 
         Returns:
             For each parameter, whether any shard had a gradient for it; only then are its totals
@@ -216,12 +215,12 @@ class OrderedSum:
         return program.present
 
     def is_outdated(self) -> bool:
-        """Return whether parts have gradients for other parameters now than in :meth:`add`."""
+        """Return whether the set of gradients has changed since :meth:`add`."""
         now = tuple(map(b"".join, self._rows))
         return now != self._flags and list(map(presence, now)) != list(map(presence, self._flags))
 
     def _compile(self, flags: tuple[bytes, ...]) -> _Program:
-        """Work out what to do when the parts have gradients for just these parameters."""
+        """Return the additions for one pattern of gradients."""
         actions: list[_Act] = []
 
         def act(what: Callable[..., object], into: _Vectors, other: _Vectors, on: set[int]) -> None:

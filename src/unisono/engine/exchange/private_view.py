@@ -1,7 +1,7 @@
-"""One worker's view of memory that all share: what the program writes there, it alone sees.
+"""One worker's private view of shared memory: only this worker sees what its program writes there.
 
-Reading shows what the others write and costs no memory. A write, by whatever way, copies the page
-for this process alone (``MAP_PRIVATE``), and the kernel knows which pages these are.
+Reads return what the others write and cost no memory. Any write copies the page for this process
+alone (``MAP_PRIVATE``), and the kernel records which pages were copied.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _NAME_LETTERS = 14  # purposes have 24
 
 @final
 class PrivateView:
-    """A view of neighbouring regions of a memory; bytes are counted from their first.
+    """A view of neighbouring regions of a memory; bytes are counted from the first region.
 
     Args:
         shared: the memory; must have been mapped from a descriptor.
         regions: of that memory, one after the other, in whole pages.
 
     Attributes:
-        regions: the same in the view.
-        starts: the first byte of each.
+        regions: the same regions in the view.
+        starts: the first byte of each region.
     """
 
     def __init__(self, shared: Memory, regions: Sequence[Region]) -> None:
@@ -69,10 +69,10 @@ class PrivateView:
             self._ask_the_kernel()
 
     def changed(self) -> Ranges:
-        """Find the pages that this process has written to since it forgot them.
+        """Return the pages that this process has written to since :meth:`forget`.
 
-        The first write to a page is a fault, so nothing is looked at where there was none since a
-        look that has found nothing.
+        The first write to a page is a page fault: without one since the last search that found
+        nothing, there is nothing to search.
         """
         faults = self._num_faults()
         if faults == self._faults_then:
@@ -82,9 +82,9 @@ class PrivateView:
         return found
 
     def publish_changes(self, team: Team, *, alone: bool = False) -> Ranges:
-        """Write what all have changed alike to the shared memory, and say where.
+        """Copy the pages that all workers changed alike to the shared memory, and return them.
 
-        Collective, if anything was changed and this worker does not write all of it `alone`.
+        Collective if anything was changed, unless this worker copies all of it `alone`.
         """
         changed = self.changed()
         if alone or not changed:
@@ -103,7 +103,7 @@ class PrivateView:
                 return changed
 
     def names(self, ranges: Ranges) -> Iterator[str]:
-        """Name the tensors there that are not the same in the shared memory."""
+        """Yield the names of tensors in these pages that differ from the shared memory."""
         for name, (first, last) in self.places(ranges).items():
             if not torch.equal(self._bytes[first:last], self._there[first:last]):
                 yield name
@@ -112,7 +112,7 @@ class PrivateView:
         return {name: self._hash_of([at]) for name, at in self.places(changed).items()}
 
     def places(self, ranges: Ranges) -> dict[str, tuple[int, int]]:
-        """Name the tensors that have a part there, with their first byte and the one behind."""
+        """Return the first and the last byte (exclusive) of the tensors that overlap ranges."""
         return {
             slot.name: (first, last)
             for start, region in zip(self.starts, self.regions, strict=True)
@@ -122,30 +122,29 @@ class PrivateView:
         }
 
     def _publish(self, ranges: Ranges, position: int, size: int) -> None:
-        """Write one worker's share to the shared memory."""
         for start, stop in ranges:
             pages = (stop - start) // _PAGE
             first, last = (start + pages * n // size * _PAGE for n in (position, position + 1))
             self._there[first:last].copy_(self._bytes[first:last])
 
     def _hash_of(self, ranges: Ranges) -> int:
-        """Hash what this process sees there, and where that is; 32 bits."""
+        """Return a 32-bit hash of ranges and of their bytes in this process."""
         value = zlib.crc32(repr(ranges).encode())
         for start, stop in ranges:
             value = zlib.crc32(self.memory.view(start, stop - start), value)
         return value
 
     def forget(self, ranges: Ranges) -> None:
-        """Show the shared memory again, there."""
+        """Discard this process's copies of pages, and map the shared memory again."""
         for start, stop in ranges:
             self.memory.mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def forget_all(self) -> None:
-        """Show the shared memory again, everywhere."""
+        """Discard all copies of this process, and map the shared memory again."""
         self.forget([(0, self._num_bytes)])
 
     def take_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor, and give the memory that it had here back, that of all who share it."""
+        """Copy a tensor, and release its shared memory, for all processes."""
         copied, at = tensor.clone(), tensor.data_ptr() - self._bytes.data_ptr()
         if 0 <= at < self._num_bytes:
             give_pages_back(
@@ -154,7 +153,7 @@ class PrivateView:
         return copied
 
     def _ask_the_kernel(self) -> None:
-        """Look at pages from now on, if that finds one that was written to, and no other."""
+        """Use the kernel's page map from now on, if it reports a test write exactly."""
         before, faults = self._look_at_pages(), _faults()
         self._bytes[:1] += 0
         has_counted, found = _faults() > faults, self._look_at_pages()
@@ -165,20 +164,19 @@ class PrivateView:
                 self._num_faults = _faults
 
     def _look_at_pages(self) -> Ranges:
-        """Read what the kernel tells of each page: proc_pid_pagemap(5), bits 61 to 63."""
+        """Return the pages that the kernel reports as changed: proc_pid_pagemap(5), bits 61–63."""
         at, num_bytes = self._bytes.data_ptr() // _PAGE * 8, self._num_bytes // _PAGE * 8
         entries = np.frombuffer(os.pread(self._pagemap, num_bytes, at), dtype=np.uint64)
         bits = entries >> np.uint64(61)
         return _ranges(((bits & 1) == 0) & (bits > 1))
 
     def _look_at_bytes(self) -> Ranges:
-        """Compare all bytes, where the kernel tells nothing."""
+        """Return the pages that differ, comparing all bytes; used without a page map."""
         here, there = (np.frombuffer(view, np.uint64) for view in self._both)
         return _ranges((here != there).reshape(-1, _PAGE // 8).any(1))
 
 
 def _faults() -> int:
-    """Count the page faults of this process, those of its threads among them."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_minflt + used.ru_majflt
 
@@ -186,17 +184,17 @@ def _faults() -> int:
 def check_changed_alike(
     team: Team, name: str, value: int, hashes: Callable[[], Mapping[str, int]]
 ) -> None:
-    """See that all have changed something alike between two steps. Collective for who has.
+    """Raise MismatchError if workers made different changes. Collective for those with any.
 
     Args:
-        name: of the first tensor that this worker has changed.
-        value: stands for all that it has changed, 32 bits.
-        hashes: gives them by name, where they differ.
+        name: the first tensor that this worker has changed.
+        value: a 32-bit hash of all its changes.
+        hashes: returns hashes by name, called if the values differ.
     """
     votes: dict[int, int] | None = None
     try:
         while votes is None:
-            # Who has changed nothing comes to another meeting, and is told the name.
+            # A worker without changes comes to another barrier, whose error has the name.
             votes = team.vote(value, _purpose_of(name))
     except MismatchError as error:
         raise _unlike(f"rank {team.world.rank} has changed `{name}` and another not") from error
@@ -209,7 +207,7 @@ def _purpose_of(name: str) -> str:
 
 
 def check_alike(team: Team, hashes: Mapping[str, int]) -> None:
-    """Compare tensors by their hashes, and raise MismatchError that names one. Collective."""
+    """Compare tensors by their hashes; raise MismatchError that names a difference. Collective."""
     heard = team.gather(json.dumps(hashes).encode(), "changes between steps")
     said = {rank: json.loads(message) for rank, message in heard.items()}
     first = min(said)

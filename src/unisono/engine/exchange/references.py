@@ -1,4 +1,4 @@
-"""Memory of parameters that something else of the program looks at, too.
+"""Memory of parameters that the program also refers to elsewhere.
 
 `w = model.weight.data` in a regulariser, an array of numpy that a callback clips, a state dict that
 was kept, rows `self.half = self.fc.weight[:4]`, weights that are views of one flat tensor of an
@@ -27,12 +27,12 @@ class _Reference(NamedTuple):
 
 @final
 class References:
-    """Those of one loop's parameters, before an exchange gives these other memory.
+    """The parameters of one loop whose memory is used elsewhere, before an exchange moves them.
 
     `others` are tensors that may share memory with them, such as buffers.
 
     Attributes:
-        all: those whose memory something else uses.
+        all: the parameters whose memory is used elsewhere.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
@@ -45,7 +45,7 @@ class References:
         ]
 
     def take(self) -> None:
-        """Make both the same between two steps, whichever the program has changed."""
+        """Make both memories equal between two steps, whichever of them the program has changed."""
         for parameter, there, last in self.all:
             here = parameter.data
             if here.shape == there.shape and not torch.equal(there, last):
@@ -53,7 +53,7 @@ class References:
         self.show()
 
     def show(self) -> None:
-        """Show what a step has updated there, too."""
+        """Copy what a step has updated to the other memory."""
         for parameter, there, last in self.all:
             here = parameter.data
             is_same = torch.equal(here, last) and torch.equal(there, last)
@@ -62,7 +62,7 @@ class References:
                 last.copy_(here)
 
     def close(self) -> None:
-        """Have parameters lie there again."""
+        """Move the parameters back to their former memory."""
         self.take()
         for parameter, there, _ in self.all:
             parameter.data = there
@@ -83,5 +83,4 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _num_uses(tensor: torch.Tensor) -> int:
-    """Count the tensors over the memory of one, and what stands for it in Python."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

@@ -1,8 +1,8 @@
 """Every worker has a replica of parameters and optimizer state, and updates all of it.
 
-All make the same update from the same sums, so replicas stay the same, bit for bit. No replica is
-ever torn: once the sums are there, a worker that is lost takes nothing with it, and the others
-continue without going back. A worker that joins takes its replica from the newest snapshot.
+All make the same update from the same sums, so replicas stay equal, bit for bit. No replica is ever
+torn: once the sums are complete, losing a worker loses no data, and the others continue without
+going back. A worker that joins takes its replica from the newest snapshot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unisono.runtime.workers.launcher_messages import Live
 
 @final
 class Replicas(Ownership):
-    """Every worker owns everything."""
+    """Every worker has all parameters and all state."""
 
     @override
     def bind(self, keys: StateKeys, live: Live | None) -> None:
@@ -81,7 +81,7 @@ class Replicas(Ownership):
 
     @override
     def leave(self) -> None:
-        """Parameters and state have memory of their own."""
+        """Keep parameters and state where they are, in separate memory."""
 
     def _hashes(self) -> dict[str, int]:
         tensors: dict[str, torch.Tensor] = {}
@@ -101,7 +101,7 @@ class Replicas(Ownership):
 
 
 def lay_out_alike(layout: LoopLayout) -> None:
-    """Lay parameters and their optimizer state out as every worker's are.
+    """Lay out parameters and their optimizer state identically on every worker.
 
     Fused kernels pair elements by their places in memory, and state may be older than the layout:
     Adagrad makes its own before a program lays the model out with its channels last. State of an
@@ -123,7 +123,7 @@ def lay_out_alike(layout: LoopLayout) -> None:
 def begin_alike(
     owner: Ownership, give_state: Callable[[int], None], take_state: Callable[[int], None]
 ) -> None:
-    """Begin a loop with the leader's values on every worker, by way of an unnumbered snapshot.
+    """Begin a loop with the leader's values on every worker, through an unnumbered snapshot.
 
     Args:
         give_state: writes the leader's optimizer state into a slot.
@@ -153,7 +153,7 @@ def begin_alike(
 
 
 def go_back_alike(owner: Ownership, take_state: Callable[[int], None]) -> None:
-    """Take the replica of the newest snapshot; `take_state` reads the optimizer's state."""
+    """Load the replica in the newest snapshot; `take_state` reads the optimizer's state."""
     layout, memory = owner.layout, owner.memory
 
     def put_back() -> None:
@@ -194,7 +194,7 @@ def hashes_of(layout: LoopLayout) -> dict[str, int]:
 
 
 def hash_of(hashes: dict[str, int]) -> int:
-    """Return one hash of all, which is not 0."""
+    """Return one hash of all hashes, which is never 0."""
     return zlib.crc32(repr(hashes).encode()) or 1
 
 

@@ -1,8 +1,8 @@
 """One copy of the parameters for all workers of a host, in shared memory.
 
-Each worker adds up and updates its pieces where they lie, and nothing has to be sent. They change
-between the two meetings of a step; a worker that is lost there leaves them torn, and the newest
-snapshot is put back.
+Each worker adds up and updates its pieces in place, and nothing has to be sent. They change between
+the two barriers of a step; a worker that is lost there leaves them torn, and all workers restore
+the newest snapshot.
 
 While a loop runs, parameters' ``.data`` and optimizer state show the arena in a private view
 (``private_view.py``). What the program changes there between two steps it has changed on every
@@ -47,7 +47,7 @@ from unisono.runtime.workers.launcher_messages import Live
 
 @final
 class SharedCopy(Ownership):
-    """All workers of a host own the one copy in its memory; each updates its pieces."""
+    """One copy for all workers of a host, in its memory; each worker updates its pieces."""
 
     optimizer_state: SharedOptimizerState | None = None
 
@@ -160,7 +160,7 @@ class SharedCopy(Ownership):
     @contextmanager
     @override
     def updating(self) -> Iterator[None]:
-        """Let an optimizer update the arena's parameters, not those that the program sees."""
+        """Point the model's parameters at the arena while an optimizer updates them."""
         pairs = [*zip(self.layout.parameters, self._places, strict=False)]
         for parameter, there in pairs:
             parameter.data = there
@@ -203,7 +203,7 @@ class SharedCopy(Ownership):
 
     @override
     def hand_round(self) -> None:
-        """Give every worker the state that one had, unless that state cannot be described."""
+        """Distribute one worker's state to all, unless that state cannot be described."""
         team = self.team
         if self.have_all or team.size == 1:
             return
@@ -215,7 +215,7 @@ class SharedCopy(Ownership):
     @override
     def leave(self) -> None:
         layout = self.layout
-        # Where nobody else looks at the arena, nothing is there twice.
+        # Without other workers, keep no second copy in the arena.
         take = self._view.take_out if self.team.size == 1 else torch.clone
         for parameter in layout.all:
             parameter.data = take(parameter.data)
@@ -251,7 +251,7 @@ class SharedCopy(Ownership):
         )
 
     def _look(self, *, copy_of_buffers: int) -> None:
-        """Show the arena in the model, without anything that the program changed."""
+        """Point the model's tensors at the arena, and discard changes of the program."""
         views = (self._view, self._fixed_view)
         for view in views:
             view.forget_all()
@@ -261,7 +261,6 @@ class SharedCopy(Ownership):
         self.layout.buffers.load(copy_of_buffers)
 
     def _put_back(self) -> None:
-        """Copy the newest snapshot over the arena, each worker its share."""
         memory = self.memory
 
         def put_back() -> None:
@@ -273,12 +272,12 @@ class SharedCopy(Ownership):
         self.between.go_back(put_back, in_shares=True)
 
     def _load_optimizer(self) -> None:
-        """Take what is not in the arena of the optimizer's state from the newest snapshot."""
+        """Load the optimizer state that is not in the arena from the newest snapshot."""
         if self.have_all or self.team.leads_host:
             apply_state(self.layout.optimizer, self.named_whole(), *self.memory.newest())
 
     def _describe_optimizer(self) -> bytes:
-        """Write this worker's optimizer state where others of its host find it, if it can be."""
+        """Write this worker's optimizer state to shared memory, if it can be described."""
         optimizer = self.layout.optimizer
         try:
             check_told(optimizer)

@@ -31,7 +31,7 @@ StateKeys = list[dict[str, StateKey]]
 def plan_state(
     optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
-    """List the optimizer state of every parameter, and an example of each tensor by its name."""
+    """Return the keys of every parameter's optimizer state, and an example tensor by name."""
     keys: StateKeys = [{} for _ in parameters]
     examples: dict[str, torch.Tensor] = {}
     places = {id(p): (name, of) for (name, p), of in zip(parameters.items(), keys, strict=True)}
@@ -51,7 +51,7 @@ def plan_state(
 
 
 def has_state(keys: Mapping[str, StateKey], state: Mapping[str, Any]) -> bool:
-    """Return whether a parameter has state; raises ValueError where it is not the optimizer's."""
+    """Return whether a parameter has state; raise ValueError if it does not fit the optimizer."""
     there = {name for name in keys if state.get(name) is not None}
     if there and there != keys.keys():
         raise ValueError(
@@ -68,7 +68,7 @@ def lay_down(
     keys: StateKeys,
     into: Region,
 ) -> bytes:
-    """Copy an optimizer's whole state to where pieces of it are; tells whose, as `known`."""
+    """Copy an optimizer's whole state into shared memory; return `known`."""
     flags = bytearray(len(parameters))
     for index, parameter in enumerate(parameters):
         there = state.get(parameter, {})
@@ -80,7 +80,7 @@ def lay_down(
 
 
 def place_of(states: Region, piece: Piece, key: StateKey) -> torch.Tensor:
-    """View the state of a piece, as a vector; a scalar is the whole parameter's."""
+    """View the state of a piece, as a vector; the scalars of a parameter have only one place."""
     if key.is_array:
         return states.piece(key.at, piece.start, piece.stop)
     return states.tensor(key.at)
@@ -102,26 +102,26 @@ class PiecesOfState(ABC):
 
     @abstractmethod
     def of_piece(self, piece: Piece) -> dict[str, Any]:
-        """Return the state of a piece whose parameter has some, to be changed: vectors, scalars."""
+        """Return the state of a piece, vectors and scalars to be changed; it must have some."""
 
     @abstractmethod
     def adopt(self, piece: Piece, state: dict[str, Any]) -> None:
-        """Keep what the optimizer has just made for a piece."""
+        """Keep state that the optimizer has just created for a piece."""
 
     @abstractmethod
     def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
-        """Show the program the state of a parameter that has got some."""
+        """Publish the new state of a parameter in the program's optimizer."""
 
 
 @final
 class SharedOptimizerState(PiecesOfState):
-    """The shared values of parameters and their optimizer state, whole and in pieces.
+    """Parameters and their optimizer state in shared memory, whole and in pieces.
 
     Args:
         shown: the state as the program sees it.
 
     Attributes:
-        changed: what the program has changed of `known`, by position.
+        changed: changes of `known` by the program, by position.
     """
 
     def __init__(self, arena: Arena, keys: StateKeys, shown: Region) -> None:
@@ -142,14 +142,14 @@ class SharedOptimizerState(PiecesOfState):
         optimizer.state[parameter] = dict(self._shown[index])
 
     def forget(self) -> None:
-        """Take it that the program has no state, as the run goes back to where it may have none."""
+        """Assume that the program has no state, because the run goes back."""
         self._has, self._seen = [False] * len(self.keys), [None]
         self.changed.clear()
 
     def take_replaced(
         self, state: MutableMapping[torch.Tensor, Any], parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """Take over state that the program has replaced, added or taken away; tell whether any."""
+        """Store state that the program replaced, added or removed; return if any."""
         seen = [*chain.from_iterable(map(dict.values, state.values()))]
         if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
             return False
@@ -170,7 +170,7 @@ class SharedOptimizerState(PiecesOfState):
 
     @override
     def of_piece(self, piece: Piece) -> dict[str, Any]:
-        """See :class:`PiecesOfState`.
+        """Return the state of a piece.
 
         A shared scalar belongs to the worker of the first piece; the others keep copies, which
         count the same steps.

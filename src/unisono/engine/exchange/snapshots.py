@@ -1,8 +1,8 @@
 """Copies of a run's whole state in its own shared memory, two in turn; see ``checkpoint.places``.
 
-A snapshot is taken between two steps, each worker copying its share of the bytes; it is whole once
-all have come to the next meeting. What is not in the arena (position, options of the optimizer,
-schedules, what the user keeps) is written beside it by the leader, as plain JSON and bytes.
+A snapshot is taken between two steps: each worker copies its share of the bytes, and the snapshot
+is whole at the next barrier. The leader writes what is not in the arena (position, options of the
+optimizer, schedules, the user's values) beside it, as plain JSON and bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Snapshots:
 
     @property
     def mapping(self) -> mmap.mmap:
-        """The bytes of the memory that they lie in."""
+        """The mapping of the memory that contains the slots."""
         return self._memory.mapping
 
     @property
@@ -59,16 +59,16 @@ class Snapshots:
 
     @property
     def next_is_busy(self) -> bool:
-        """Whether the slot that comes next is still being written to the disk."""
+        """Whether the next slot is still being written to disk."""
         return self.places.is_busy(self._next(), self._memory.read)
 
     @property
     def is_writing(self) -> bool:
-        """Whether any slot is still being written to the disk."""
+        """Whether any slot is still being written to disk."""
         return any(self.places.is_busy(slot, self._memory.read) for slot in (0, 1))
 
     def begin(self) -> int:
-        """Begin a snapshot in the slot that comes next, which holds none from here on."""
+        """Begin a snapshot in the next slot, which is not whole from now on."""
         slot = self._next()
         self._memory.write(self.places.mark_at(slot), bytes(8))
         return slot
@@ -86,7 +86,7 @@ class Snapshots:
         """Copy one worker's share of the state into a slot, or back into the arena.
 
         Args:
-            position, size: of this worker among those that copy.
+            position, size: this worker's position among those that copy, and their number.
         """
         state, buffers = self._arena.state_spans(copy_of_buffers)
         at = self.places.slots_at[slot]
@@ -98,24 +98,24 @@ class Snapshots:
             kept.copy_(live) if into_slot else live.copy_(kept)
 
     def parameters(self, slot: int) -> list[torch.Tensor]:
-        """View where a slot keeps parameters: those that are updated, then the others."""
+        """View the parameters in a slot: those that are updated, then the others."""
         at = self.places.slots_at[slot]
         regions = (self._arena.region(name, at) for name in ("parameters", "fixed"))
         return [tensor for region in regions for tensor in region.tensors()]
 
     def states(self, slot: int) -> tuple[Region, memoryview]:
-        """View where a slot keeps the optimizer's state, and which parameters have some."""
+        """View the optimizer's state in a slot, and which parameters have some."""
         at = self.places.slots_at[slot]
         return self._arena.region("states", at), self._arena.whose_in(at)
 
     def describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Write what a snapshot means, and what is not in the arena; the leader does.
+        """Write the facts and tensors that are not in the arena; only the leader calls this.
 
         Args:
             facts: plain JSON.
-            tensors: those that lie nowhere else.
+            tensors: tensors outside of the arena.
         """
         facts = {**facts, "strides": strides_of(tensors)}
         files, data = self._describe_files(tensors), map(as_bytes, tensors.values())
@@ -123,7 +123,7 @@ class Snapshots:
         write_blob(self._slot(slot), self.places.blob_at, text, files, list(data))
 
     def written(self, slot: int) -> int:
-        """Count the bytes that :meth:`copy` and :meth:`describe` have written into a slot."""
+        """Return how many bytes :meth:`copy` and :meth:`describe` have written into a slot."""
         return used_bytes(self._slot(slot), self.places.blob_at)
 
     def view(self, slot: int, num_bytes: int) -> memoryview:
@@ -131,13 +131,13 @@ class Snapshots:
         return self._slot(slot)[:num_bytes]
 
     def complete(self, slot: int) -> None:
-        """Note that a slot is whole; everybody who knows it may say so."""
+        """Mark a slot as whole; any worker that knows it is may call this."""
         marks = self.places.marks(self._memory.read)
         if not marks[slot]:
             self._memory.write(self.places.mark_at(slot), (max(marks) + 1).to_bytes(8, "little"))
 
     def keep_only(self, slot: int) -> None:
-        """Give the memory of the other slot back, unless it is being written to the disk."""
+        """Release the memory of the other slot, unless it is being written to disk."""
         other = 1 - slot
         if not self.places.is_busy(other, self._memory.read):
             self._memory.write(self.places.mark_at(other), bytes(8))
@@ -146,11 +146,11 @@ class Snapshots:
 
     @property
     def number(self) -> int:
-        """Count the snapshots so far, as far as this host knows them to be whole."""
+        """The number of whole snapshots so far, as far as this host knows."""
         return max(self.places.marks(self._memory.read))
 
     def complete_up_to(self, number: int) -> None:
-        """Note that the one under way is whole, if another host knows that it is."""
+        """Mark the snapshot under way as whole, if another host knows that it is."""
         if number > self.number:
             self.complete(self._next())
 
@@ -164,7 +164,7 @@ class Snapshots:
         return {said["name"]: from_bytes(bytearray(data), said) for said, data in extras}
 
     def _describe_files(self, extras: Mapping[str, torch.Tensor]) -> bytes:
-        """Describe the tensors of both files, as ``checkpoint.slots`` has it, in JSON."""
+        """Return JSON that describes the tensors of both files for ``checkpoint.slots``."""
         whose, beside = bytes(self._arena.whose), describe_extras(extras)
         key = (whose, json.dumps(beside))
         if key != self._known or not self._files:
@@ -199,7 +199,6 @@ def _described(
     offset: int,
     part: str,
 ) -> dict[str, Any]:
-    """Describe a tensor as ``checkpoint.slots`` has it."""
     return {
         "name": name,
         "dtype": code_of(dtype),
@@ -211,7 +210,7 @@ def _described(
 
 
 def describe_extras(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Describe tensors that are kept beside the state, in this order."""
+    """Return descriptions of the tensors that are saved beside the state, in this order."""
     offsets = offsets_of([tensor.nbytes for tensor in tensors.values()])
     return [
         _described(name, tensor.dtype, tensor.shape, layout_of(tensor), offset, "extra")
@@ -220,7 +219,7 @@ def describe_extras(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]
 
 
 def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
-    """List the strides of those tensors whose elements do not lie row by row."""
+    """Return the strides of tensors whose elements do not lie row by row."""
     layouts = {name: layout_of(tensor) for name, tensor in tensors.items()}
     return {
         name: list(layout)
@@ -230,7 +229,7 @@ def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides that a copy of a tensor has: its own, if it fills its memory."""
+    """Return the strides of a copy of a tensor: its own, if it fills its memory."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -243,7 +242,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
-    """Make a tensor of its bytes and its description."""
+    """Make a tensor from its bytes and its description."""
     dtype, shape, stride = dtype_of(described["dtype"]), described["shape"], described["stride"]
     if not data:
         return torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
@@ -251,7 +250,7 @@ def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _share(num_bytes: int, position: int, size: int) -> tuple[int, int]:
-    """Return one worker's part of so many bytes, in whole pages."""
+    """Return one worker's share of a number of bytes, in whole pages."""
     pages = -(-num_bytes // _SHARE_ALIGNMENT)
     bounds = [pages * part // size * _SHARE_ALIGNMENT for part in (position, position + 1)]
     return min(bounds[0], num_bytes), min(bounds[1], num_bytes)
@@ -271,7 +270,7 @@ def plan_of(
     buffers: tuple[Slot, ...],
     shards: int,
 ) -> ArenaLayout:
-    """Plan an arena for such tensors; `states` are examples of the optimizer's."""
+    """Plan an arena for these tensors; `states` are examples of the optimizer's."""
     slots, fixed_slots = lay_out(parameters), lay_out(fixed)
     room = _BLOB_BYTES + _BLOB_TIMES_PARAMETERS * (size_of(slots) + size_of(fixed_slots))
     return ArenaLayout(slots, fixed_slots, lay_out(states), buffers, shards, room)
@@ -279,11 +278,11 @@ def plan_of(
 
 @final
 class RunMemory:
-    """What the workers of a host share in one run, whatever carries its gradients.
+    """The memory that the workers of a host share in one run, with any carriage.
 
     Args:
-        key: names the memory; None: `previous` is used again where all have it and it fits.
-        new_key: names a new memory.
+        key: names the memory; None: reuse `previous` if all workers have it and it fits.
+        new_key: names new memory.
     """
 
     def __init__(
@@ -306,7 +305,7 @@ class RunMemory:
         self.snapshots = Snapshots(arena, keys)
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Read what is kept beside the newest snapshot: facts and tensors."""
+        """Read the facts and tensors saved beside the newest snapshot."""
         slot = self.newest_slot
         return self.snapshots.facts(slot), self.snapshots.extra(slot)
 
@@ -319,7 +318,7 @@ class RunMemory:
 
     @property
     def copy_of_buffers(self) -> int:
-        """Which copy of the buffers was the present one in the newest snapshot."""
+        """Which copy of the buffers was current in the newest snapshot."""
         return int(self.snapshots.facts(self.newest_slot)["copy of buffers"])
 
 

@@ -1,1 +1,1 @@
-"""A model over several devices: consecutive parts of it, each on a device of its own."""
+"""Split a model over several devices: each consecutive part is on a separate device."""

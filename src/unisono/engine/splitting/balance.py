@@ -28,9 +28,9 @@ from unisono.runtime.notices import named
 
 
 def divide(costs: Sequence[int], num_devices: int) -> list[int]:
-    """Divide units among devices: consecutive ones for each, and at least one; gives their places.
+    """Divide units among devices, consecutive ones for each and at least one; return their places.
 
-    The largest sum of costs of a device is the smallest there can be.
+    The largest sum of costs of a device is as small as possible.
     """
     if len(costs) < num_devices:
         raise ValueError(
@@ -45,7 +45,7 @@ def divide(costs: Sequence[int], num_devices: int) -> list[int]:
 
 
 def _filled(costs: Sequence[int], limit: int, at_least: int = 1) -> list[int]:
-    """Fill one device after the other up to a limit, and leave a unit for each that must follow."""
+    """Fill one device after another up to a limit; leave a unit for each following device."""
     places, place, total = [0], 0, costs[0]
     for at, cost in enumerate(costs[1:], start=1):
         if total + cost > limit or len(costs) - at < at_least - place:
@@ -61,13 +61,13 @@ def assigned(
     names: Sequence[str],
     needed: Sequence[bool],
 ) -> list[int]:
-    """Put units where somebody says; the longest name that fits counts.
+    """Place units on the devices that name them; the longest matching name counts.
 
     Args:
-        balance: by device, names of units, or of what several units are within.
+        balance: by device, names of units, or of modules that contain units.
         places: by device, its place.
-        names: of all units.
-        needed: whether a unit has to be named; others go with the unit before them.
+        names: the names of all units.
+        needed: whether a unit must be named; others stay with the unit before them.
     """
     place_of = _read(balance, places, names)
     found: list[int] = []
@@ -89,7 +89,7 @@ def assigned(
 
 
 def is_within(name: str, prefix: str) -> bool:
-    """Return whether a unit is what `prefix` names, or a part of it; all is a part of ``""``."""
+    """Return whether a unit is the module `prefix` or part of it; ``""`` contains all units."""
     return not prefix or name == prefix or name.startswith(prefix + ".")
 
 
@@ -137,7 +137,7 @@ _OF_TORCH = "torch."
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a model that is on one device."""
+    """A part of a model that is placed on one device."""
 
     name: str  # of the module, or of the parameter or buffer
     module: nn.Module | None  # the module; None for a parameter or buffer
@@ -154,19 +154,13 @@ class Unit:
 
     @property
     def num_bytes(self) -> int:
-        """What training it takes: parameters, gradients, an optimizer's state as Adam's, buffers.
-
-        Where a parameter needs no gradient, only itself.
-        """
+        """The memory that training needs: parameters, gradients, Adam's state, buffers."""
         held = sum(p.nbytes * (4 if p.requires_grad else 1) for p in self.parameters.values())
         return held + sum(buffer.nbytes for buffer in self.buffers.values())
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """List the units of a model in the order in which they are registered.
-
-    A parameter that several units have (tied weights) is the first one's.
-    """
+    """List the units of a model in the order of registration; the first owns tied weights."""
     seen: set[int] = set()
     return list(_units_within(model, "", seen))
 

@@ -1,22 +1,22 @@
-"""What happens at a cut: activations go to the next device, and random numbers go on there.
+"""At a cut, activations move to the next device, which continues the sequence of random numbers.
 
 ::
 
-    device 0    x ─ f ─ y ──┐        an operation takes place on the latest device of its inputs
-                x ──────────┼─┐      what is not there is copied when it is needed
+    device 0    x ─ f ─ y ──┐        an operation runs on the latest device of its inputs
+                x ──────────┼─┐      inputs on other devices are copied when needed
     device 1                └►g ─► y' + x' ─►
 
-**A copy takes the place of what was copied**, until the pass ends: whoever uses `x` from then on
-uses `x'`, or a copy of that. So the gradients of all uses behind the cut are added up there, latest
-first, and come to `x` before those of the uses before it: in the order in which one device adds
-them. What changes `x'` in place changes what everybody sees of `x`, as on one device.
+**A copy replaces the original** until the pass ends: all later uses of `x` use `x'`, or a copy of
+that. So the gradients of all uses behind the cut are added up there, latest first, and reach `x`
+before those of earlier uses: in the order in which one device adds them. Changing `x'` in place
+changes `x` for all later uses, as on one device.
 
-**The generator goes along.** Before anything is computed on another device than what was computed
-last, that device's generator is set to where the last one's has come to; in the end the first
-device's is. So the devices draw, one after the other, what one device draws.
+**The generator moves along.** Before an operation runs on a different device than the previous one,
+that device's generator gets the state of the previous device's; at the end of the pass, so does the
+first device's. So the devices draw the same numbers, in the same order, as one device.
 
-Backward passes take the same ways back by themselves. They must not use several threads, which
-would add up gradients in the order in which they come; see
+Backward passes follow the same path in reverse. They must not use several threads, which would add
+up gradients in order of arrival; see
 ``torch.autograd.set_multithreading_enabled``.
 """
 
@@ -57,7 +57,7 @@ _UNDER_WAY: ContextVar[DeviceTransfers | None] = ContextVar("device_transfers", 
 
 
 class _Copy(NamedTuple):
-    """A tensor that was copied, as it was then, and the copy."""
+    """A tensor that was copied, its version at that time, and the copy."""
 
     original: weakref.ref[torch.Tensor]
     version: int
@@ -70,7 +70,7 @@ class DeviceTransfers(TorchFunctionMode):
     """One pass through a model whose parts are on several devices.
 
     Args:
-        devices: those that have parts, in order; all of one type.
+        devices: the devices of the parts, in order; all of one type.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -82,7 +82,7 @@ class DeviceTransfers(TorchFunctionMode):
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are several devices, not one several times."""
+        """Whether there are several different devices."""
         return len(self._place_of) > 1
 
     def __torch_function__(
@@ -92,7 +92,7 @@ class DeviceTransfers(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call one of torch's functions where it belongs."""
+        """Call one of torch's functions on the right device."""
         kwargs = kwargs or {}
         kind = _kind_of(func)
         if kind == "as it is":
@@ -106,26 +106,26 @@ class DeviceTransfers(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def enter(self, device: torch.device) -> None:
-        """Compute on a device from here on: have its generator go on where the last one's is."""
+        """Compute on a device from here on; its generator continues where the last one stopped."""
         if device != self._at and device in self._place_of:
             default_generator(device).set_state(default_generator(self._at).get_state())
             self._at = device
 
     def enter_again(self, value: Any) -> None:
-        """Compute anew what these tensors go into; the latest one's device has the generator."""
+        """Select the latest device of these tensors for a recomputation."""
         places = [self._place_of[tensor.device] for tensor in self._tensors_in(value)]
         if places:
             self._at = self.devices[max(places)]
 
     def bring(self, value: Any, device: torch.device | None) -> Any:
-        """Do :meth:`brought` for a caller whose calls of torch's functions are watched."""
+        """Call :meth:`brought` while calls of torch's functions are intercepted."""
         with torch._C.DisableTorchFunction():
             return self.brought(value, device)
 
     def brought(self, value: Any, device: torch.device | None) -> Any:
-        """Have every tensor within a value on a device; None: where it is by now.
+        """Move every tensor within a value to a device, or use its latest copy if that is None.
 
-        Those on other devices than these stay there.
+        Tensors on devices without parts stay where they are.
         """
 
         def there(part: Any) -> Any:
@@ -137,9 +137,9 @@ class DeviceTransfers(TorchFunctionMode):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Leave torch's functions alone inside the block, where all is on one device.
+        """Stop intercepting torch's functions inside the block, where all is on one device.
 
-        Some of torch's layers take another way, with other bits, while functions are watched.
+        While functions are intercepted, some of torch's layers run other kernels, with other bits.
         """
         stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         if not stack or stack[-1] is not self:
@@ -152,14 +152,14 @@ class DeviceTransfers(TorchFunctionMode):
             self.__enter__()
 
     def leave(self) -> None:
-        """End the pass: what one device draws from here on is what the first one draws."""
+        """End the pass, and continue the sequence of random numbers on the first device."""
         self.enter(self.devices[0])
         self._copies.clear()
 
     def _target_of(
         self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.device | None:
-        """Find where a function is to be computed; None: on none of the devices."""
+        """Return the device on which to call a function; None if it is none of the devices."""
         into = args[0] if kind == "in place" and args else kwargs.get("out")
         if isinstance(into, torch.Tensor):
             device = self._latest(into).device
@@ -174,7 +174,7 @@ class DeviceTransfers(TorchFunctionMode):
         return device if device in self._place_of else None
 
     def _tensors_in(self, value: Any) -> Iterator[torch.Tensor]:
-        """Yield what has taken the place of tensors that are on one of the devices."""
+        """Yield the latest copies of the tensors that are on one of the devices."""
         if isinstance(value, torch.Tensor):
             if value.device in self._place_of:
                 yield self._latest(value)
@@ -196,7 +196,7 @@ class DeviceTransfers(TorchFunctionMode):
         return there
 
     def _latest(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Find the copy that has taken a tensor's place."""
+        """Return the latest copy of a tensor."""
         while (kept := self._copies.get(id(tensor))) is not None:
             if kept.original() is not tensor:
                 break
@@ -218,10 +218,10 @@ class DeviceTransfers(TorchFunctionMode):
 def device_transfers(
     devices: Sequence[torch.device], given: Any = None
 ) -> Iterator[DeviceTransfers]:
-    """Go through a model on these devices inside the block, or go on with the pass under way.
+    """Run a model on these devices inside the block, as part of the pass under way if there is one.
 
     Args:
-        given: what the model, or a part of it, is called with.
+        given: the arguments of the model or of its part.
     """
     there = _UNDER_WAY.get()
     if there is not None and there.devices == tuple(devices):
@@ -241,15 +241,14 @@ def device_transfers(
 
 @contextmanager
 def _undisturbed(new: DeviceTransfers, given: Any) -> Iterator[None]:
-    """Leave generators as one device would leave its own."""
+    """Leave each generator in the state in which one device would leave its own."""
     if not _is_in_a_backward_pass():
         try:
             yield
         finally:
             new.leave()
         return
-    # What is recomputed there draws again what it has drawn; who put back that generator does not
-    # know of the others.
+    # A recomputation draws the same numbers again; the caller has reset only one of the generators.
     generators = [default_generator(device) for device in new.devices]
     states = [generator.get_state() for generator in generators]
     new.enter_again(given)

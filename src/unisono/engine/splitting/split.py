@@ -1,7 +1,7 @@
 """``unisono.split``: put consecutive parts of a model on several devices.
 
 In place: parameters, names and state dicts stay. A module whose parts are on several devices, or
-that is a unit, has a ``forward`` of its own, which calls the one of its class.
+that is a unit, has an instance attribute ``forward``, which calls the ``forward`` of its class.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def split(
             run on the device of their inputs. A parameter that several layers share is stored with
             the first of them and copied to the others.
         devices: torch devices of one type, in order, such as ``["cuda:0", "cuda:1"]``. Without
-            numbers (``["cuda"] * 2``) each worker uses two of its own. One device undoes the split.
+            numbers (``["cuda"] * 2``) workers use separate ones. One device undoes the split.
         balance: ``"memory"`` minimizes the memory of the fullest device: parameters, gradients and
             two more copies for an optimizer such as Adam, in bytes, of consecutive layers in the
             order in which they are registered. Or a dict from devices (or their indices in
@@ -105,7 +105,7 @@ def check_can_be_cut(model: nn.Module) -> None:
 def _assign(
     units: Sequence[Unit], devices: Sequence[torch.device], balance: Balance
 ) -> dict[str, int]:
-    """Say on which of the devices each unit is, by its name."""
+    """Return the place of each unit among the devices, by the unit's name."""
     names = [unit.name for unit in units]
     if isinstance(balance, Mapping):
         places: dict[Any, int] = {}
@@ -146,7 +146,7 @@ _EXAMPLE = '`["cuda:0", "cuda:1"]`'
 def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
     """Find torch's devices, accelerators with their numbers.
 
-    All have a number, the same for every worker, or none: then each has as many of its own.
+    All have a number, the same for every worker, or none: then each worker has separate devices.
     """
     names = _read_names(devices)
     kind = names[0].type
@@ -217,18 +217,18 @@ _NOT_CAST = (nn.Embedding, nn.EmbeddingBag)  # by autocast
 
 @final
 class Split:
-    """Where the parts of a model are.
+    """The devices of the parts of a model.
 
     Attributes:
-        devices: those that have parts, in order.
-        of_units: by the name of each unit, its place: which of `devices` it is on.
+        devices: the devices of the parts, in order.
+        of_units: the place of each unit in `devices`, by the unit's name.
     """
 
     def __init__(self, devices: Sequence[torch.device], of_units: Mapping[str, int]) -> None:
         self.devices, self.of_units = tuple(devices), dict(of_units)
 
     def place(self, model: nn.Module) -> None:
-        """Have every parameter and buffer of a model on its device, as the objects they are."""
+        """Move every parameter and buffer of a model to its device; they stay the same objects."""
         units, owners = units_of(model), owners_of_buffers(model)
         for unit in units:
             if unit.name not in self.of_units:
@@ -246,10 +246,10 @@ class Split:
 
 @final
 class SplitForward:
-    """What a module of a cut model is called by.
+    """Replaces the ``forward`` of a module of a split model.
 
     Args:
-        place: of a unit; None: its parts are on several.
+        place: the place of a unit; None if the module's parts are on several devices.
         is_alone: see :class:`Unit`.
     """
 
@@ -261,7 +261,7 @@ class SplitForward:
         self._before = vars(module).get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module where it is."""
+        """Call the module on its device."""
         forward = self._before or type(self._module).forward.__get__(self._module)
         given = (args, kwargs)
         with device_transfers(self.split.devices, given) as under_way:
@@ -274,14 +274,14 @@ class SplitForward:
                 return forward(*args, **kwargs)
 
     def take_off(self) -> None:
-        """Have the module called as before."""
+        """Restore the module's former ``forward``."""
         del self._module.forward
         if self._before is not None:
             self._module.forward = self._before
 
 
 def check_buffers(model: nn.Module, split: Split) -> None:
-    """Refuse layers on several devices that have one buffer, which passes may change."""
+    """Raise ValueError if layers on several devices share a buffer, which passes may change."""
     place_of = _devices_of_modules(model, split)
     for name, owners in owners_of_buffers(model).items():
         found = [place_of[id(module)] for module, _ in owners if id(module) in place_of]
@@ -295,9 +295,9 @@ def check_buffers(model: nn.Module, split: Split) -> None:
 
 
 def check_casts(model: nn.Module) -> None:
-    """Refuse weights that autocast would cast once on one device, and on each of several.
+    """Raise ValueError for shared weights that autocast would cast on each of several devices.
 
-    Gradients of all uses are then added up in the lower precision, or in float32.
+    On one device it casts them once, so gradients would be added up in a different precision.
     """
     split = split_of(model)
     if split is None or len(set(split.devices)) < 2:
@@ -319,7 +319,6 @@ def check_casts(model: nn.Module) -> None:
 
 
 def _devices_of_modules(model: nn.Module, split: Split) -> dict[int, tuple[str, int]]:
-    """Return, for each module of each unit, the name of that and its place."""
     return {
         id(module): (unit.name, split.of_units[unit.name])
         for unit in units_of(model)
@@ -329,7 +328,7 @@ def _devices_of_modules(model: nn.Module, split: Split) -> dict[int, tuple[str, 
 
 
 def cut(model: nn.Module, split: Split) -> None:
-    """Cut a model that is whole, and move its parts to their devices."""
+    """Split a model that is whole, and move its parts to their devices."""
     split.place(model)
     units = {id(unit.module): unit for unit in units_of(model) if unit.module is not None}
     for module in model.modules():
@@ -349,7 +348,7 @@ def join(model: nn.Module) -> None:
 
 
 def split_of(model: nn.Module) -> Split | None:
-    """Find how a model is cut; None: it is not."""
+    """Return how a model is split; None if it is not."""
     forward = vars(model).get("forward")
     return forward.split if isinstance(forward, SplitForward) else None
 

@@ -1,4 +1,4 @@
-"""What a run consists of: the tensors of model and optimizer by name, checked beforehand."""
+"""Name the tensors of model and optimizer, which make up a run, and check them beforehand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.runtime.device import HOST, Device, in_rows, is_on_host
 
 
 def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """Name every parameter that the model has or the optimizer updates, tied ones once.
+    """Return all parameters of the model and the optimizer by name, tied ones once.
 
     The model's come first, under its own names; others are ``optimizer.GROUP.POSITION``.
     """
@@ -37,7 +37,7 @@ def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Par
 
 
 def updated_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """Name the parameters that the optimizer updates, in the model's order."""
+    """Return the parameters that the optimizer updates, by name, in the model's order."""
     updated, named = _updated(optimizer), named_parameters(model, optimizer)
     return {name: parameter for name, parameter in named.items() if id(parameter) in updated}
 
@@ -47,7 +47,7 @@ def _updated(optimizer: Optimizer) -> set[int]:
 
 
 def check_module(argument: str, given: Any) -> None:
-    """Refuse, with a TypeError, what is no module, and say what to pass."""
+    """Raise TypeError, with a remedy, if the argument is not a module."""
     if isinstance(given, nn.Module):
         return
     seen = f"is of type {type(given).__name__}"
@@ -62,7 +62,7 @@ def check_module(argument: str, given: Any) -> None:
 
 
 def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
-    """Refuse, before any training, what cannot be trained on a device."""
+    """Raise an error, before any training, for what cannot be trained on a device."""
     check_module("model", model)
     check_unwrapped(model)
     check_optimizer(optimizer, on_host=device.is_host)
@@ -93,10 +93,7 @@ def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> No
 
 
 def signature(model: nn.Module, optimizer: Optimizer) -> str:
-    """Hash names, shapes, dtypes and the optimizer's options, for workers to compare.
-
-    And whether it updates pieces: a hook on one worker alone would have it update the whole.
-    """
+    """Hash names, shapes, dtypes and the optimizer's kind and options, for workers to compare."""
     lines = [f"{kind_of(optimizer)} {is_elementwise(optimizer)}"]
     names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
     for group in optimizer.param_groups:
@@ -110,7 +107,6 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
 
 
 def _check_apart(named: Mapping[str, torch.Tensor]) -> None:
-    """Refuse parameters and buffers that share memory without being the same object."""
     places = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name)
         for name, tensor in named.items()
@@ -126,9 +122,9 @@ def _check_apart(named: Mapping[str, torch.Tensor]) -> None:
 
 
 def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
-    """Move a model, what else the optimizer updates, and the optimizer's state to a device.
+    """Move the model, other parameters of the optimizer, and its state to a device.
 
-    Parameters keep their identity, as the optimizer has them already.
+    Parameters stay the same objects, since the optimizer refers to them.
     """
     others = [p for p in updated_parameters(model, optimizer).values() if not device.has(p)]
     if not others and all(map(device.has, (*model.parameters(), *model.buffers()))):
@@ -148,7 +144,7 @@ def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
 
 
 def move_in_place(module: nn.Module, device: torch.device) -> None:
-    """Move a module to a device; its parameters stay the objects that they are."""
+    """Move a module to a device; its parameters stay the same objects."""
     is_swapped = torch.__future__.get_swap_module_params_on_conversion()
     # Where a tensor there cannot take the place of one of the host, the objects are swapped.
     is_compatible = torch._has_compatible_shallow_copy_type(
@@ -188,7 +184,7 @@ def _check_tensor(kind: str, name: str, tensor: torch.Tensor, device: Device) ->
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether elements fill one block of memory, in whatever order of dimensions."""
+    """Return whether elements fill one block of memory, for any order of dimensions."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size == 1:
@@ -200,7 +196,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def check_unwrapped(model: nn.Module) -> None:
-    """Refuse a model that is wrapped, or has a part that is, in DDP or FSDP; raises ValueError."""
+    """Raise ValueError if a model, or a part of it, is wrapped in DDP or FSDP."""
     for name, module in model.named_modules():
         # Classes that `fully_shard` makes have one of that package among theirs.
         kinds = (kind.__module__ for kind in type(module).__mro__)
@@ -216,12 +212,12 @@ def check_unwrapped(model: nn.Module) -> None:
 
 
 def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
-    """Hash every tensor with its name, dtype and shape, in an order that only names decide."""
+    """Hash every tensor with its name, dtype and shape, in the order of names."""
     return _hash_of(_tensors(model, optimizer))
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Hash a model's parameters and buffers likewise; those without a shape yet do not count."""
+    """Hash a model's parameters and buffers in the same way, except those without a shape yet."""
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     return _hash_of(item for item in named if not is_lazy(item[1]))
 
@@ -254,7 +250,7 @@ BufferOwner = tuple[torch.nn.Module, str]
 
 
 def owners_of_buffers(model: torch.nn.Module) -> dict[str, list[BufferOwner]]:
-    """Find each distinct buffer by its first full name, with every place that holds it."""
+    """Return each distinct buffer by its first full name, with every module that holds it."""
     first_names: dict[int, str] = {}
     owners: dict[str, list[BufferOwner]] = {}
     for prefix, module in model.named_modules():
@@ -267,7 +263,7 @@ def owners_of_buffers(model: torch.nn.Module) -> dict[str, list[BufferOwner]]:
 
 
 def lazy_owners(model: torch.nn.Module) -> list[BufferOwner]:
-    """Find the buffers that are registered but None."""
+    """Return the buffers that are registered but None."""
     return [
         (module, name)
         for module in model.modules()
@@ -277,7 +273,7 @@ def lazy_owners(model: torch.nn.Module) -> list[BufferOwner]:
 
 
 def buffer_at(owner: BufferOwner) -> torch.Tensor:
-    """Return the buffer at a place that holds one."""
+    """Return the buffer of an owner."""
     module, name = owner
     buffer = module._buffers[name]
     assert buffer is not None
@@ -285,7 +281,7 @@ def buffer_at(owner: BufferOwner) -> torch.Tensor:
 
 
 def buffers_noted(model: torch.nn.Module) -> Callable[[], None]:
-    """Note what a model's buffers are; return a function that puts them back."""
+    """Save a model's buffers; return a function that restores them."""
     saved = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -306,7 +302,7 @@ def buffers_noted(model: torch.nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def buffers_put_back(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
-    """Leave a model's buffers as they are; gives a function that puts them back in between."""
+    """Restore a model's buffers after the block; yield a function that restores them within."""
     put_back = buffers_noted(model)
     try:
         yield put_back

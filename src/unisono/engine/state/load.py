@@ -1,8 +1,8 @@
-"""Load weights from a file into a model, whoever wrote them, under whatever wrapper; and save them.
+"""Load weights from a file into a model, from any library and under any wrapper; and save them.
 
 Wrappers change names: DDP puts ``module.`` before all of them, ``torch.compile`` an ``_orig_mod.``
-wherever a compiled module is. Weights are written without; names that differ only so are the same
-when they are read. Only values are read, and a model is changed only when all of them fit.
+wherever a module is compiled. Weights are saved without these prefixes, and loading ignores them.
+Only values are read, and a model is changed only if all of them fit.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ def load_weights(
 
 
 def _read(path: Path, where: str, at_most: int) -> dict[str, torch.Tensor]:
-    """Read whatever `path` is; `where` is its name for messages."""
     if path.is_dir():
         return _from_safetensors(where, _read_checkpoint(path, where, {MODEL_FILE: at_most}))
     if not path.is_file():
@@ -195,7 +194,7 @@ def _is_plain_tensor(value: object) -> bool:
 
 
 def _matched(here: Collection[str], there: Collection[str]) -> dict[str, str]:
-    """Find the file's name for each of the model's: the same, or the same without wrappers."""
+    """Return the file's name for each of the model's names; ignore wrappers if more match."""
     as_they_are = {name: name for name in here if name in there}
     home_of = {plain: name for name, plain in plain_names(there).items()}
     plain_here = plain_names(here)
@@ -208,7 +207,7 @@ def _tied(
     found: Mapping[str, str],
     weights: Mapping[str, torch.Tensor],
 ) -> dict[str, str]:
-    """Find, for names of tied tensors that the file lacks, the name that it has."""
+    """Return, for tied tensors that the file lacks, the name under which it has them."""
     first: dict[object, str] = {}
     for name in found:
         other = first.setdefault(place_of(targets[name]), name)
@@ -317,7 +316,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the model's state dict under plain names, in memory of its own; tied tensors twice."""
+    """Return a copy of the model's state dict under plain names; tied tensors appear twice."""
     tensors, copies = tensors_of(model), dict[object, torch.Tensor]()
     for tensor in tensors.values():
         if (place := place_of(tensor)) not in copies:
@@ -327,15 +326,15 @@ def _state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Name the tensors of the state dict, each as often as it has names."""
+    """Return the tensors of the state dict by name; tied ones appear under each name."""
     named = model.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
 
 
 def plain_names(names: Collection[str]) -> dict[str, str]:
-    """Find the names that tensors have in the plain model.
+    """Return the names that tensors have in the unwrapped model.
 
-    ``module`` is a wrapper's only where everything is below it, and no two names become one.
+    ``module`` is removed only if all names begin with it, and if all names stay distinct.
     """
     paths = {name: name.split(".") for name in names}
     inner = {
@@ -349,7 +348,7 @@ def plain_names(names: Collection[str]) -> dict[str, str]:
 
 
 def place_of(tensor: torch.Tensor) -> object:
-    """Identify a tensor, whatever object it is: by its memory, if it has any."""
+    """Identify a tensor by its memory, or by its object if it has no memory."""
     if is_lazy(tensor) or tensor.numel() == 0 or tensor.is_meta:
         return id(tensor)
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.device

@@ -1,7 +1,7 @@
-"""Modes of a model's layers: into `eval()` and back, also where `train` does more than set a flag.
+"""Switch a model's layers to `eval()` and back, even if `train` does more than set a flag.
 
-Modules may override `train(mode)` to merge or unmerge weights, to fold branches or to drop what
-they have cached; who enters by the program's own `eval()` has to leave by its own `train()`.
+Modules may override `train(mode)` to merge or unmerge weights, to fold branches or to clear caches;
+so after calling an overridden `eval()`, the overridden `train()` must be called.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _TRAINING = operator.attrgetter("training")
 
 @final
 class Modes:
-    """The modes of a model's modules now."""
+    """The modes of a model's modules at one time."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._modules = model, list(model.modules())
         self._modes = list(map(_TRAINING, self._modules))
 
     def note(self) -> None:
-        """Take the modes that the modules have now for those to be put back."""
+        """Record the current modes as those to restore."""
         self._modes = list(map(_TRAINING, self._modules))
 
     def put_back(self) -> bool:
-        """Have the modules the same modes again; return whether any had another one."""
+        """Restore the recorded modes; return whether any module had a different one."""
         if list(map(_TRAINING, self._modules)) == self._modes:
             return False
         if any(map(_has_own, self._modules)):
@@ -43,7 +43,7 @@ class Modes:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Modes]:
-    """Have a model in `eval()` within a block; yields the modes there."""
+    """Switch a model to `eval()` within a block; yield its modes there."""
     before = Modes(model)
     _switch(model, mode=False)
     try:

@@ -2,7 +2,7 @@
 
 State that belongs to no parameter (a count of all steps, say) goes under the name "".
 
-Where each worker keeps its pieces of it alone, ``optimizer.state`` says which parameters have some.
+If each worker keeps only its pieces, ``optimizer.state`` lists which parameters have state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NONE = ""  # the name of no parameter
 def named_states(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter]
 ) -> dict[str, Mapping[Any, Any]]:
-    """Find an optimizer's state for each parameter, and for none."""
+    """Return an optimizer's state by parameter name, and its other state under ""."""
     return {
         **{name: optimizer.state.get(parameter, {}) for name, parameter in named.items()},
         _NONE: {key: optimizer.state[key] for key in _own_keys(optimizer)},
@@ -39,10 +39,10 @@ def named_states(
 def take_state(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
-    """Take an optimizer's state apart; raises a CheckpointError for what cannot be kept.
+    """Take an optimizer's state apart; raise CheckpointError for what cannot be saved.
 
-    Gives its tensors as ``KEY/PARAMETER``, those within lists and dicts as ``KEY/PLACE/PARAMETER``;
-    and the rest by parameter and key, as plain JSON that names those.
+    Return its tensors as ``KEY/PARAMETER``, or ``KEY/PLACE/PARAMETER`` within lists and dicts; and
+    the rest by parameter and key, as plain JSON that refers to the tensors.
     """
     states = named_states(optimizer, named)
     tensors = {
@@ -62,10 +62,10 @@ def join_state(
     *,
     copies: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """Put together, by parameter and key, what :func:`take_state` took apart.
+    """Reassemble, by parameter and key, what :func:`take_state` took apart.
 
-    Tensors of the program are left out. Raises a CheckpointError for another form, or other
-    parameters.
+    Tensors of the program are left out. Raises CheckpointError if the form or the parameters
+    differ.
     """
     own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
     direct = dict(own)
@@ -94,7 +94,7 @@ def join_state(
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """List the options of an optimizer's groups as plain JSON, or raise a CheckpointError."""
+    """Return the options of an optimizer's groups as plain JSON, or raise CheckpointError."""
     return [
         {
             key: _plain(f"the optimizer's `{key}`", value)
@@ -110,7 +110,7 @@ def put_back_state(
     named: Mapping[str, nn.Parameter],
     states: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Set an optimizer's state to what :func:`join_state` has put together."""
+    """Set an optimizer's state to the result of :func:`join_state`."""
     for key in _own_keys(optimizer):
         del optimizer.state[key]
     optimizer.state.update(states.get(_NONE, {}))  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def put_back_state(
 
 
 def move_state(optimizer: Optimizer) -> None:
-    """Bring state to the devices of its parameters."""
+    """Move state to the devices of its parameters."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
@@ -131,10 +131,10 @@ def move_state(optimizer: Optimizer) -> None:
 
 
 def move_one(state: dict[str, Any], group: Mapping[str, Any], device: torch.device) -> None:
-    """Bring the state of one parameter of a group to a device.
+    """Move the state of one parameter of a group to a device.
 
-    As torch's ``load_state_dict``, a count of steps stays on the host unless the optimizer computes
-    with it on the device (``fused``, ``capturable``).
+    As in torch's ``load_state_dict``, the step count stays on the host unless the optimizer uses it
+    on the device (``fused``, ``capturable``).
     """
     counts_there = bool(group.get("fused") or group.get("capturable"))
     for key, value in state.items():
@@ -159,15 +159,15 @@ def apply_state(
     facts: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Set an optimizer's state, for these parameters and for none, from what is kept of a run."""
+    """Set an optimizer's state from the saved facts and tensors of a run."""
     put_back_state(optimizer, named, join_state(tensors, facts["numbers"], named))
 
 
 def check_told(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that keeps more than its `state` and the options of its groups."""
+    """Raise CheckpointError if an optimizer keeps more than its `state` and its groups' options."""
     for member in members_of(optimizer).values():
         troubles = [
-            f"`{key}` is another optimizer with state of its own"
+            f"`{key}` is another optimizer with separate state"
             for key, value in vars(member).items()
             if isinstance(value, Optimizer) and value.state is not member.state
         ]
@@ -183,7 +183,7 @@ def check_told(optimizer: Optimizer) -> None:
 
 
 def _plain(what: str, value: Any) -> Any:
-    """Make a value plain JSON, or refuse it; `what` names it."""
+    """Convert a value to plain JSON, or raise CheckpointError; `what` is its name."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -198,7 +198,7 @@ def _own_keys(optimizer: Optimizer) -> list[Any]:
 
 
 def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
-    """Find the places where a state dict says something that torch's does not."""
+    """Yield the paths at which a state dict differs from torch's."""
     if isinstance(said, Mapping) and isinstance(known, Mapping):
         for key, value in said.items():
             yield from _beside(f"{path}/{key}".lstrip("/"), value, known.get(key, _MISSING))
@@ -229,7 +229,7 @@ def _take_rest(
 
 
 def _is_direct(key: Any, value: Any) -> bool:
-    """Return whether a value is a tensor that is named by its key and its parameter alone."""
+    """Return whether a value is a tensor named by its key and its parameter alone."""
     return isinstance(value, torch.Tensor) and "/" not in str(key)
 
 
@@ -238,10 +238,10 @@ def _told(path: str) -> str:
 
 
 class StateInPieces(MutableMapping[Any, Any]):
-    """Says which parameters have state, but not which, until it is whole again.
+    """Lists which parameters have state; the values are available once it is whole again.
 
-    `pieces` are this worker's :class:`OwnPieces`. `bring` gives an optimizer its whole state; None:
-    no worker can.
+    `pieces` are this worker's :class:`OwnPieces`. `bring` makes an optimizer's state whole; None
+    during the loop.
     """
 
     def __init__(self, optimizer: Optimizer, pieces: Any) -> None:
@@ -290,7 +290,7 @@ def _refuse(seen: str) -> NoReturn:
 
 
 def states_here(optimizer: Optimizer) -> list[Any]:
-    """Return the state of each parameter, or what this worker has of it."""
+    """Return the state of each parameter, as far as this worker has it."""
     states = [member.state for member in members_of(optimizer).values()]
     return [
         one
@@ -307,7 +307,7 @@ def tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 
 def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
-    """Return those of a run's optimizers that are not torch's own, by name."""
+    """Return the run's optimizers whose class is not torch's, by name."""
     return {
         f"{OPTIMIZER} {name}".rstrip(): member
         for name, member in members_of(optimizer).items()
@@ -316,7 +316,7 @@ def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def torchs_optimizers(optimizer: Optimizer) -> dict[str, Any]:
-    """Return those that are torch's own, whose state and options are kept, by name."""
+    """Return the run's optimizers whose class is torch's, by name."""
     return {
         f"optimizer {name}".rstrip(): member
         for name, member in members_of(optimizer).items()
@@ -325,7 +325,7 @@ def torchs_optimizers(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def is_in_pieces(optimizer: Optimizer) -> bool:
-    """Return whether a loop is under way whose workers keep pieces of the state."""
+    """Return whether a loop is running whose workers each have only pieces of the state."""
     return any(
         isinstance(member.state, StateInPieces) and member.state.bring is None
         for member in members_of(optimizer).values()
@@ -333,7 +333,7 @@ def is_in_pieces(optimizer: Optimizer) -> bool:
 
 
 def check_in_place(optimizer: Optimizer, shown: Mapping[str, StateInPieces]) -> None:
-    """Refuse, with a RuntimeError, state that the program has put in the place of what it sees."""
+    """Raise RuntimeError if the program has replaced ``optimizer.state``."""
     for name, member in members_of(optimizer).items():
         if member.state is not shown[name]:
             _refuse("the program has put another in its place")

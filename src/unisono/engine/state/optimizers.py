@@ -1,7 +1,7 @@
 """Which optimizers can be cut into pieces, which see whole parameters, which cannot run here.
 
-What looks at a whole run (exchanges, checkpoints, digests) has one optimizer, perhaps several seen
-as one. What updates has each by itself; see :func:`members_of`.
+Code for a whole run (exchanges, checkpoints, digests) has one optimizer, which may combine several.
+Updates handle each optimizer separately; see :func:`members_of`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _WRAPPING = (optim.Optimizer.__module__, optim.lr_scheduler.LRScheduler.__module
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
     """Return whether each element's update depends on that element alone.
 
-    Exactly torch's own classes: a subclass may look at whole parameters. Fused SGD computes the
-    last elements of a range otherwise than the others, and with several threads every thread has
-    such a range; then the parameters stay whole. So they do for code around ``step()``, which may
-    look at whatever it likes: it clips gradients by their norm, say. Of several, all must.
+    Only torch's own classes qualify: a subclass may use whole parameters. Fused SGD computes the
+    last elements of a range differently, and with several threads every thread has such a range;
+    then parameters stay whole. So they do if other code runs around ``step()``, which may for
+    example clip gradients by their norm. Several optimizers must all qualify.
     """
     return all(map(_is_elementwise, members_of(optimizer).values()))
 
@@ -57,10 +57,10 @@ def _is_elementwise(optimizer: optim.Optimizer) -> bool:
 
 
 def is_surrounded(optimizer: optim.Optimizer) -> bool:
-    """Return whether somebody else's code runs before, after or around ``step()``.
+    """Return whether other code runs before, after or around ``step()``.
 
-    A hook, or what a program has put in the place of ``step`` of one optimizer or of its class. A
-    schedule puts something there, too, only to be told that the optimizer has stepped.
+    Such code is a hook, or a replaced ``step`` of an optimizer or its class. The wrapper of a
+    learning-rate schedule does not count: it only records that the optimizer has stepped.
     """
     return bool(
         optimizer._optimizer_step_pre_hooks
@@ -73,7 +73,7 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
 
 
 def needs_closure(optimizer: optim.Optimizer) -> bool:
-    """Return whether ``step()`` cannot be called without a closure."""
+    """Return whether ``step()`` requires a closure."""
     closures = [
         inspect.signature(type(member).step).parameters.get("closure")
         for member in members_of(optimizer).values()
@@ -82,16 +82,16 @@ def needs_closure(optimizer: optim.Optimizer) -> bool:
 
 
 def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
-    """Find what ``step()`` of an element-wise optimizer does in the end, without gradients.
+    """Return ``step()`` of an element-wise optimizer without torch's wrappers.
 
-    torch wraps it for its profiler, for hooks and for its compiler. Beside a small model's update
-    these take as long as the update itself.
+    torch wraps it for its profiler, hooks and compiler, which for a small model takes as long as
+    the update itself.
     """
     return functools.partial(_unwrapped_step(optimizer), optimizer)
 
 
 def _unwrapped_step(optimizer: optim.Optimizer) -> Any:
-    """Take off what torch and its schedules have put around ``step``; what others have stays."""
+    """Return ``step`` without the wrappers of torch and its schedules; others stay."""
     step: Any = vars(optimizer).get("step", type(optimizer).step)
     while _module_of(step) in _WRAPPING and hasattr(step, "__wrapped__"):
         step = step.__wrapped__
@@ -99,7 +99,7 @@ def _unwrapped_step(optimizer: optim.Optimizer) -> Any:
 
 
 def _module_of(function: Any) -> str:
-    """Find where a function was written, whatever name a wrapper has taken over."""
+    """Return the module in which a function was written, even if a wrapper has copied its name."""
     try:
         return str(function.__globals__["__name__"])
     except (AttributeError, KeyError):
@@ -107,7 +107,7 @@ def _module_of(function: Any) -> str:
 
 
 def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
-    """Refuse, before any training, what cannot be split over workers with the same bits."""
+    """Raise an error, before any training, for what cannot give the same bits on all workers."""
     given: object = optimizer
     if not isinstance(given, optim.Optimizer):
         seen, kind = f"is of type {type(given).__name__}", "torch.optim.Adam"
@@ -149,10 +149,10 @@ def _check_one(optimizer: optim.Optimizer, *, on_host: bool) -> None:
 def state_like(
     optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """Find out which tensors an element-wise optimizer keeps for a `dtype` parameter of `group`.
+    """Return example tensors of the state that an element-wise optimizer keeps for a parameter.
 
-    A copy of the optimizer takes one step on a parameter of four elements; so are tensors that are
-    like the parameter.
+    A copy of the optimizer takes one step on a parameter of four elements; state tensors that are
+    like the parameter have four elements too, in contrast to scalars.
     """
     members = members_of(optimizer).values()
     optimizer = next(m for m in members if any(one is group for one in m.param_groups))
@@ -179,21 +179,21 @@ class SeveralOptimizers(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of all, one optimizer after the other."""
+        """The groups of all optimizers, one optimizer after another."""
         return [group for member in self.members.values() for group in member.param_groups]
 
     @property
     def state(self) -> MutableMapping[Any, Any]:  # type: ignore[override]
-        """The state of all by parameter; what belongs to none by ``NAME.KEY``."""
+        """The state of all optimizers by parameter; other state is under ``NAME.KEY``."""
         return self._state
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Each optimizer steps by itself."""
+        """Raise RuntimeError: each optimizer takes its steps separately."""
         raise RuntimeError("leave the steps of a run's optimizers to the run.")
 
 
 class _States(MutableMapping[Any, Any]):
-    """The state of several optimizers: each entry is in that of the one that it belongs to."""
+    """The state of several optimizers; each entry is stored by the optimizer that it belongs to."""
 
     def __init__(self, members: Mapping[str, Optimizer]) -> None:
         self._members, self._owners = members, dict[torch.Tensor, Optimizer]()
@@ -221,7 +221,6 @@ class _States(MutableMapping[Any, Any]):
         return sum(len(member.state) for member in self._members.values())
 
     def _at(self, key: Any) -> tuple[Any, Any]:
-        """Find the state that has a key, and the key there."""
         if not isinstance(key, torch.Tensor):
             name, _, own = str(key).partition(".")
             return self._members[name].state, own
@@ -236,12 +235,12 @@ class _States(MutableMapping[Any, Any]):
 
 
 def members_of(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """Return each of a run's optimizers by its name; one alone has the name ""."""
+    """Return a run's optimizers by name; a single one has the name ""."""
     return optimizer.members if isinstance(optimizer, SeveralOptimizers) else {"": optimizer}
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """Name the class of an optimizer, or that of each of several."""
+    """Return the class name of an optimizer, or those of several."""
     return ", ".join(
         f"{name}: {type(member).__qualname__}" if name else type(member).__qualname__
         for name, member in members_of(optimizer).items()

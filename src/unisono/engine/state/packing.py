@@ -1,11 +1,11 @@
-"""Values that optimizers, schedules and programs keep: to plain JSON and tensors, and back.
+"""Convert values of optimizers, schedules and programs to plain JSON and tensors, and back.
 
-What JSON has is itself. All else is an object whose only key begins with ``$`` and says what it
-is: ``{"$tensor": label}``, ``{"$tuple": [1, 2]}``, ``{"$counter": [[30, 1], [60, 1]]}``.
+Values that JSON supports stay as they are. All others are objects whose only key begins with ``$``
+and names the type: ``{"$tensor": label}``, ``{"$tuple": [1, 2]}``, ``{"$counter": [[30, 1]]}``.
 
-What a program wants kept with its run (``run.state``) may also be objects with ``state_dict`` and
-``load_state_dict``: a schedule of learning rates, an average of weights. Objects stay the same
-objects; only their state travels. So does the extra state of the model's modules.
+The program's values (``run.state``) may also be objects with ``state_dict`` and
+``load_state_dict``: a learning-rate schedule, an average of weights. They stay the same objects;
+only their state is saved, as is the extra state of the model's modules.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from unisono.runtime.device import array_of
 from unisono.runtime.dtypes import CODES
 
 Keep = Callable[[str, torch.Tensor], str]
-"""Takes the path of a tensor within a value, and the tensor, to the label that it is found by."""
+"""Stores a tensor, given its path within a value; returns its label."""
 Take = Callable[[str], torch.Tensor]
-"""Takes the label of a tensor to a copy of it."""
+"""Returns a copy of a tensor, given its label."""
 
 _PLAIN = {type(None), bool, int, float, str}
 # What unpacking raises for what was not written here.
@@ -37,10 +37,10 @@ _NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
 
 
 def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
-    """Take a value apart; raises a CheckpointError for what cannot be kept.
+    """Convert a value to plain JSON and tensors; raise CheckpointError for what cannot be saved.
 
-    `path` is where it is; of what is in it, with ``/`` and its place added. `keep` gets the
-    tensors, `tell` names a path to people.
+    `path` is the value's path; ``/`` and a place are added for items. `keep` stores tensors, `tell`
+    describes a path in messages.
     """
 
     def inner(place: object, item: Any) -> Any:
@@ -70,7 +70,7 @@ def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
 
 
 def unpack(packed: Mapping[str, Any], take: Take, what: str) -> dict[str, Any]:
-    """Put together, by key, what :func:`pack` took apart, or raise a CheckpointError."""
+    """Reassemble, by key, what :func:`pack` converted, or raise CheckpointError."""
     try:
         return {key: _unpack(value, take) for key, value in packed.items()}
     except _MALFORMED as error:
@@ -80,7 +80,7 @@ def unpack(packed: Mapping[str, Any], take: Take, what: str) -> dict[str, Any]:
 
 
 def keep_in(tensors: dict[str, torch.Tensor], label: Callable[[str], str]) -> Keep:
-    """Collect tensors under what `label` makes of their paths; no two get the same."""
+    """Return a function that stores tensors under unique labels, made from paths by `label`."""
 
     def keep(path: str, tensor: torch.Tensor) -> str:
         name = label(path)
@@ -93,7 +93,7 @@ def keep_in(tensors: dict[str, torch.Tensor], label: Callable[[str], str]) -> Ke
 
 
 def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Find the tensors within containers, each with its path."""
+    """Yield the tensors within containers, each with its path."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -105,7 +105,7 @@ def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_plain(what: str, value: Any) -> Any:
-    """Refuse, with a CheckpointError, what is not None, a truth value, a number or a text."""
+    """Raise CheckpointError unless a value is None, a bool, a number or a string."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(
@@ -115,7 +115,7 @@ def check_plain(what: str, value: Any) -> Any:
 
 
 def check_dtype(what: str, tensor: torch.Tensor) -> None:
-    """Refuse, with a CheckpointError, a tensor that no file of a checkpoint can hold."""
+    """Raise CheckpointError if no checkpoint file can hold the dtype of a tensor."""
     if str(tensor.dtype) not in CODES:
         raise CheckpointError(
             f"{what} must have a dtype that safetensors files hold to be kept, but is "
@@ -179,11 +179,11 @@ def _unpack_items(mark: str, content: Any, take: Take) -> Any:
 
 
 STATE_PREFIX = "run.state/"
-"""Comes before the names of the program's tensors, which lie among the optimizer's."""
+"""The prefix of the program's tensors, which are saved with the optimizer's."""
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Take the state apart into plain JSON, and the tensors that it names."""
+    """Convert the state to plain JSON and the tensors that it refers to."""
     tensors: dict[str, torch.Tensor] = {}
     keep = keep_in(tensors, lambda path: STATE_PREFIX + path)
     packed = {}
@@ -196,7 +196,7 @@ def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torc
 def unpack_state(
     packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], state: MutableMapping[str, Any]
 ) -> None:
-    """Give `state` what :func:`pack_state` took apart; objects in it load theirs."""
+    """Load into `state` what :func:`pack_state` returned; objects in it load their own state."""
     for key, contents in unpacked_state(packed, tensors).items():
         if hasattr(state.get(key), "load_state_dict"):
             state[key].load_state_dict(contents)
@@ -208,7 +208,7 @@ def unpack_state(
 
 
 def _filled(there: Any, contents: Any) -> bool:
-    """Have a container hold what it held, as others may hold the container, too."""
+    """Fill a container in place, as other objects may refer to it; return False if it differs."""
     if type(there) is not type(contents) or type(there) not in (list, dict, set, deque):
         return False
     there.clear()
@@ -219,28 +219,28 @@ def _filled(there: Any, contents: Any) -> bool:
 def unpacked_state(
     packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, Any]:
-    """Put together what :func:`pack_state` took apart; raises as :func:`unpack_state`."""
+    """Reassemble what :func:`pack_state` returned, or raise CheckpointError."""
     return unpack(packed, lambda label: tensors[label].clone(), "`run.state`")
 
 
 @final
 class ExtraState:
-    """What a model's modules give in ``get_extra_state``, as an object with a state."""
+    """The extra state of a model's modules (``get_extra_state``), as an object with a state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     @property
     def is_empty(self) -> bool:
-        """Whether no module has any."""
+        """Whether no module has extra state."""
         return not self._modules()
 
     def state_dict(self) -> dict[str, Any]:
-        """Ask each module for its extra state."""
+        """Return the extra state of each module."""
         return {name: module.get_extra_state() for name, module in self._modules().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give each module its own; those that are not in `state` stay as they are."""
+        """Load the extra state of each module in `state`; other modules stay unchanged."""
         for name, module in self._modules().items():
             if name in state:
                 module.set_extra_state(state[name])

@@ -1,9 +1,9 @@
-"""The options that the program gave when its run began, and which a resumed run continues with.
+"""The options that the program gave when its run began, with which a resumed run continues.
 
-A checkpoint has the options of the optimizer's groups and the state of schedules as they were when
-it was made, so what a program has changed since would be overruled. Only the program's own change
-counts: options are noted when a run first begins and compared with those of the next start, at the
-same place in the program, so that how far a schedule has come is none.
+A checkpoint contains the options of the optimizer's groups and the state of schedules, and loading
+it would overwrite options that the program has changed since. Only changes by the program count:
+options are recorded when a run first begins and compared with those at the next start, at the same
+place in the program, so that the progress of a schedule is no change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_SCHEDULES = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One option that a program gives otherwise than when its run began."""
+    """One option that the program gives a different value than when its run began."""
 
     kind: str  # `"group"`, `"schedule"` or `"parameter"`
     where: Any  # the group's position, the schedule's key in `run.state`, the parameter's name
@@ -48,9 +48,8 @@ class Change:
 class RecordedOptions:
     """What a program gave when its run first began.
 
-    `takes_programs`: what the program gives otherwise now is taken; else what is in a checkpoint
-    stays. `first` is plain JSON; empty before the first loop, and where something is no plain
-    value.
+    If `takes_programs`, the program's changes override a checkpoint. `first` is plain JSON; empty
+    before the first loop, and if an option is not a plain value.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class RecordedOptions:
         self.first: dict[str, Any] = {}
 
     def look(self) -> None:
-        """Note what the program gives, before anything is put back; once."""
+        """Record once what the program gives, before a checkpoint is loaded."""
         if not self._has_looked:
             self._has_looked, self._now = True, self._told()
             self._schedules = {
@@ -79,7 +78,7 @@ class RecordedOptions:
             self.first = self._now
 
     def told(self, first: Mapping[str, Any]) -> list[str]:
-        """Return what differs from a checkpoint, and which of both counts; a line, or none."""
+        """Return at most one line: the changed options, and which values are used."""
         changes = _in_words(_changes(first, self._now), self._optimizer)
         if not changes:
             return []
@@ -88,13 +87,13 @@ class RecordedOptions:
             return [f"taking options from the program, as `Checkpoint` says: {told}"]
         told = "; ".join(f"{what}: {new} given, {old} kept" for what, old, new in changes)
         return [
-            f"the run goes on with the options that it began with: {told}. Pass "
+            f"the run continues with the options that it began with: {told}. Pass "
             f'`Checkpoint(options="program")` to take what the program gives, or train '
             f'another run with another `directory` or `Checkpoint(resume="never")`.'
         ]
 
     def take(self, first: dict[str, Any]) -> None:
-        """Have what belongs to the run count, once a checkpoint has been put back."""
+        """Apply the options of the run, after a checkpoint was loaded."""
         self.first = first
         if self._takes_programs:
             self.first = self._now
@@ -140,7 +139,7 @@ class RecordedOptions:
             self._replay(replayed)
 
     def _scale_rates(self, changes: list[Change], before: list[dict[str, Any]]) -> None:
-        """Change rates in the proportion in which those changed that a run began with."""
+        """Change rates in proportion to the change of the rates that the run began with."""
         for change in changes:
             if (change.kind, change.option) == ("group", _RATE) and change.old:
                 rate = before[change.where][_RATE] * (change.new / change.old)
@@ -149,7 +148,7 @@ class RecordedOptions:
                 apply_groups(values, self._optimizer)
 
     def _replay(self, schedules: Mapping[str, LRScheduler]) -> None:
-        """Have schedules step as often as they have, from what the program gives now."""
+        """Repeat the steps of schedules, starting from the program's present options."""
         optimizer, fresh = self._optimizer, self._now["groups"]
         kept = group_options(optimizer)
         counts = {key: schedule.last_epoch for key, schedule in schedules.items()}
@@ -179,7 +178,7 @@ def _schedules(state: Mapping[str, Any]) -> dict[str, LRScheduler]:
 
 
 def _scalars(state: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """List the options in a schedule's state; those of schedules within it, too."""
+    """Yield the options in a schedule's state, including those of nested schedules."""
     for name, value in state.items():
         path = f"{before}{name}"
         if name == "_schedulers" and isinstance(value, (list, tuple)):
@@ -200,7 +199,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _changes(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Compare what was given; `first` is out of a file, so its form is not believed."""
+    """Compare options; `first` comes from a file, so its form is checked."""
     if not now:
         return []
     changes: list[Change] = []
@@ -228,7 +227,7 @@ def _differing(kind: str, where: Any, old: Any, new: Mapping[str, Any]) -> list[
 
 
 def _in_words(changes: list[Change], optimizer: Optimizer) -> list[tuple[str, str, str]]:
-    """Say each change once: what differs, as it was, as it is given now."""
+    """Return each change once: what has changed, its old value, its new value."""
     scheduled = {change.where for change in changes if change.option == _FIRST_RATE}
     told: dict[tuple[str, str, str, str], list[Any]] = {}
     for one in changes:

@@ -1,7 +1,6 @@
-"""A run's whole state, taken apart and put back: for snapshots, checkpoints and replacements.
+"""Take a run's whole state apart and restore it, for snapshots, checkpoints and replacements.
 
-What an exchange holds (parameters, buffers, perhaps the optimizer's state) it saves and loads
-itself.
+The exchange itself saves and loads what it holds: parameters, buffers, maybe the optimizer's state.
 """
 
 from __future__ import annotations
@@ -47,27 +46,27 @@ class Position:
     batch: int = 0  # global batches done in the epoch under way
 
     def move_to(self, step: int, epoch: int, batch: int) -> None:
-        """Go to another place."""
+        """Set the position."""
         self.step, self.epoch, self.batch = step, epoch, batch
 
 
 HIDDEN = "unisono."
-"""Begins the keys of what is kept with a run and not shown to the program."""
+"""The prefix of keys that are saved with a run and not shown to the program."""
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
 
 @final
 @dataclass(slots=True)
 class RunState:
-    """What a run has come to."""
+    """The state that a run has reached."""
 
     model: nn.Module  # whose values they are
-    optimizer: Optimizer  # likewise
+    optimizer: Optimizer  # whose state it is
     takes_programs: InitVar[bool] = False  # options where a checkpoint has other ones
     position: Position = field(default_factory=Position)  # how far the run has come
     state: dict[str, Any] = field(default_factory=dict)  # what the program wants kept
     hidden: dict[str, Any] = field(default_factory=dict)  # what is kept with it, and not shown
-    # what the last step said, and what else the trainer notes; plain JSON
+    # the results of the last step, and what else the trainer records; plain JSON
     last: dict[str, Any] = field(default_factory=dict)
     recorded: RecordedOptions = field(init=False)  # what the program gave when the run first began
     _flags: tuple[Any, ...] = ()
@@ -80,10 +79,7 @@ class RunState:
         )
 
     def has_lost_schedule(self, of_program: Iterable[Any]) -> bool:
-        """Return whether a schedule steps with an optimizer that is not among what is kept.
-
-        `of_program`: what the program leads to, which is kept, too.
-        """
+        """Return whether a schedule of an optimizer is in neither the state nor `of_program`."""
         kept = [
             value for value in (*self.state.values(), *of_program) if isinstance(value, LRScheduler)
         ]
@@ -96,7 +92,7 @@ class RunState:
     def collect(
         self, identity: Mapping[str, Any], *, with_optimizer: bool, was_left: bool = False
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Take it apart into plain JSON and tensors, or raise a CheckpointError.
+        """Convert the state to plain JSON and tensors, or raise CheckpointError.
 
         `with_optimizer`: include the optimizer's state of parameters; else the exchange holds it.
         `was_left`: the program has left a loop early, perhaps during a validation.
@@ -118,7 +114,7 @@ class RunState:
         return facts, {**tensors, **own}
 
     def check_keepable(self) -> None:
-        """Refuse, with a CheckpointError before any training, what cannot be kept."""
+        """Raise CheckpointError, before any training, for what cannot be saved."""
         pack_state(self.state)
         check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
         check_told(self.optimizer)
@@ -134,14 +130,14 @@ class RunState:
         self._apply_rest(snapshot.facts, snapshot.others)
 
     def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Set what is kept beside a snapshot whose tensors an exchange has loaded."""
+        """Load the facts and tensors beside a snapshot that an exchange has loaded."""
         apply_groups(facts["groups"], self.optimizer)
         apply_modes(facts["modes"], self.model, self.optimizer)
         self._before = facts["modes"]
         self._apply_rest(facts, tensors)
 
     def apply_ended(self, entry: Passed, team: Team) -> None:
-        """Set, on a replacement, the state that the others had at the end of a loop."""
+        """Load, on a replacement, the state that the others had at the end of a loop."""
         assert entry.loop is not None
         end = json.loads(entry.payload)
         places = Places.from_json(dict(entry.loop))
@@ -175,7 +171,7 @@ class RunState:
             unpack_state(packed, tensors, state)
 
     def modes_now(self, *, was_left: bool) -> dict[str, Any]:
-        """Return, and note, which parameters are fixed and which layers evaluate."""
+        """Return, and record, which parameters are fixed and which layers are in `eval()`."""
         modules = [*self.model.modules()]
         parameters = named_parameters(self.model, self.optimizer).values()
         flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, parameters)])

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say, and how model and optimizer get it back.
+"""The contents of a checkpoint's files, and how model and optimizer load them.
 
 ::
 
@@ -6,8 +6,8 @@
     optimizer.safetensors   KEY/NAME of the optimizer  │  run.state/KEY of the program
     run.json                format, position, identity, groups, numbers, modes, strides, state, last
 
-Only values travel: tensors in safetensors, numbers and texts in JSON. Every name, shape and dtype
-is compared with the model's and the optimizer's before anything is changed.
+Only values are saved: tensors in safetensors, numbers and strings in JSON. Every name, shape and
+dtype is compared with the model's and the optimizer's before anything is changed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Snapshot:
 
     @classmethod
     def from_files(cls, files: Mapping[str, Sealed]) -> Snapshot:
-        """Read it from the three files; raises a CheckpointError if one is not of its format."""
+        """Read a checkpoint from its three files; raise CheckpointError if one is malformed."""
         try:
             facts = json.loads(b"".join(files[RUN_FILE]))
             tensors = read_tensors(files[MODEL_FILE])
@@ -75,17 +75,16 @@ class Snapshot:
 
 
 def read_tensors(file: Sealed) -> dict[str, torch.Tensor]:
-    """View the tensors of a safetensors file; whoever changes one changes a copy of its own."""
+    """View the tensors of a safetensors file; changing one does not change the file."""
     with safe_open(file.path, "pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
-    """Return how large each file of a checkpoint may be: generous, but not endless.
+    """Return the largest size accepted for each file of a checkpoint, in bytes.
 
-    A file may be as large as it says and still be mostly holes, which take hours to read. The
-    bounds are far above what anything needs, so that a file of another model is still read, and
-    what differs is named.
+    A file may be mostly holes, which take hours to read. The bounds are far above any need, so that
+    a file of a different model is still read and its differences are listed.
     """
     in_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
@@ -100,7 +99,7 @@ def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
 def apply(
     snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, *, lends: bool = False
 ) -> None:
-    """Give model and optimizer the state of a snapshot, or leave both with a CheckpointError.
+    """Load a snapshot into model and optimizer, or raise CheckpointError and change neither.
 
     If it `lends`, the optimizer's tensors are views of the snapshot's files.
     """
@@ -120,7 +119,7 @@ def apply(
 
 
 def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Give groups the options of a checkpoint, or leave all with a CheckpointError."""
+    """Load the options of a checkpoint into groups, or raise CheckpointError and change none."""
     check_groups(groups, optimizer)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():
@@ -133,7 +132,6 @@ def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 def _check_facts(facts: Any) -> None:
-    """Refuse a run.json of another form."""
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise CheckpointError(f"run.json must have format {FORMAT}, but has not.")
     if (
@@ -150,7 +148,7 @@ def _check_facts(facts: Any) -> None:
 
 
 def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
-    """Copy a tensor into the strides that a file gives, which must need no more memory."""
+    """Copy a tensor into the strides of a file, which must not need more memory."""
     if (
         not isinstance(stride, list)
         or not all(type(step) is int and 0 <= step < 2**62 for step in stride)
@@ -166,7 +164,7 @@ def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
 
 
 def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Refuse options that are not of the kind that an optimizer has; see :func:`apply_groups`."""
+    """Raise CheckpointError if options do not fit an optimizer; see :func:`apply_groups`."""
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
@@ -183,7 +181,7 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 def _is_alike(here: Any, value: Any) -> bool:
-    """Return whether an option may take a value; None and numbers take each other's place."""
+    """Return whether an option may be set to a value; None and numbers are interchangeable."""
     if isinstance(here, torch.Tensor):
         return _is_number(value)
     if isinstance(here, (list, tuple)):
@@ -204,7 +202,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_fits(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise one CheckpointError that lists what of a model and its optimizer differs."""
+    """Raise one CheckpointError that lists all differences to a model and its optimizer."""
     here = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
     there = snapshot.tensors
     missing, foreign = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
@@ -223,7 +221,7 @@ def check_fits(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> No
     if len(others) > _NAMES_AT_MOST:
         differ.append(f"{len(others) - _NAMES_AT_MOST} more have other shapes")
     groups = len(snapshot.facts["groups"]), len(optimizer.param_groups)
-    if differ and groups[0] != groups[1]:  # alone it has a remedy of its own
+    if differ and groups[0] != groups[1]:  # alone it has a separate remedy
         differ.append(f"the optimizer had {groups[0]} parameter groups and has {groups[1]} now")
     if differ:
         raise CheckpointError(
@@ -239,7 +237,7 @@ _NAMES_AT_MOST = 3  # in a message
 
 
 def modes_of(model: nn.Module, optimizer: Optimizer) -> dict[str, list[str]]:
-    """Name the parameters that are fixed, and the layers that evaluate; plain JSON."""
+    """Return the names of fixed parameters and of layers in `eval()`, as plain JSON."""
     named = named_parameters(model, optimizer)
     return {
         "fixed": [name for name, parameter in named.items() if not parameter.requires_grad],
@@ -248,7 +246,7 @@ def modes_of(model: nn.Module, optimizer: Optimizer) -> dict[str, list[str]]:
 
 
 def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """Put what :func:`modes_of` names in a few words, which differ if the names do."""
+    """Describe the result of :func:`modes_of` in a few words that identify it."""
     modes = modes_of(model, optimizer)
     return {
         "the parameters with `requires_grad=False`": _told(modes["fixed"]),
@@ -257,7 +255,7 @@ def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
 
 
 def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Set parameters and layers as :func:`modes_of` has named them; empty: leave all alone."""
+    """Set parameters and layers to the result of :func:`modes_of`; if empty, do nothing."""
     if not modes:
         return
     fixed, evaluating = set(modes["fixed"]), set(modes["evaluating"])

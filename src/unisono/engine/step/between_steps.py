@@ -1,4 +1,4 @@
-"""What happens to the state between two steps: what the program changes, snapshots, going back."""
+"""What happens between two steps: changes by the program, snapshots, returns to a snapshot."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _COMPARED, _COMPARED_EVERY = 2, 1024  # steps in which replicas are
 class BetweenSteps:
     """The state of one loop while no step changes it.
 
-    `compares`: replicas are compared, as devices compute the same bits. `copied`: the snapshot that
-    is whole once the next step's shards are done; else None.
+    If it `compares`, it compares replicas, since all devices compute the same bits. `copied` is the
+    snapshot that is whole once the next step's shards are done, or None.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class BetweenSteps:
         self._follow()
 
     def divide(self) -> None:
-        """Divide the work anew among those who are members now."""
+        """Divide the work among the current members."""
         self._exchange.divide()
         self._follow()
 
     def take_changes(self, step: int) -> None:
-        """Take over what the program has changed since the last update. Collective, if it has."""
+        """Publish changes that the program made since the last update. Collective if any."""
         exchange = self._exchange
         self._guard.check_groups()
         for member in self._members:
@@ -69,7 +69,7 @@ class BetweenSteps:
             self._records.seen = exchange.replica() if is_due else 0
 
     def complete(self) -> None:
-        """Note that the snapshot is whole, as everybody has met since."""
+        """Mark the snapshot as whole, after a barrier of all workers."""
         if self.copied is not None:
             self._exchange.memory.snapshots.complete(self.copied)
             self.copied = None
@@ -81,18 +81,17 @@ class BetweenSteps:
         *,
         wait: bool,
     ) -> int | None:
-        """Copy the whole state before `step`; gives the slot. Collective.
+        """Copy the whole state before `step` into a snapshot, and return its slot. Collective.
 
-        `describe` gives `facts` and `tensors` of :meth:`Exchange.save`, on the leader alone.
-        Without `wait`, it is whole after the next step's shards are done. None: meanwhile the
-        leader was lost with what it alone had.
+        `describe` returns the arguments of :meth:`Exchange.save`, on leaders only. Without `wait`,
+        the snapshot is whole after the next step's shards. None: state was lost with a worker.
         """
         while True:
             if not self._exchange.is_lost:
                 self._exchange.give_changes()
             if self._exchange.is_lost:
                 return None
-            # Now: whoever led may have been lost there.
+            # Only now: the leader may have been lost there.
             facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self._exchange.save(facts, tensors)
             self._team.faults.meet("snapshot", step)
@@ -104,7 +103,7 @@ class BetweenSteps:
                 return slot
 
     def go_back(self) -> None:
-        """Put back what the exchange has of the newest snapshot. Collective."""
+        """Restore the newest snapshot. Collective."""
         self.copied = None
         self._guard.clear_gradients()
         self._exchange.load()
@@ -112,7 +111,7 @@ class BetweenSteps:
         self._follow()
 
     def follow_updates(self) -> None:
-        """Be ready to update what is this worker's now."""
+        """Prepare to update the pieces that this worker has now."""
         for member in self._members:
             member.follow(self._exchange)
 

@@ -1,15 +1,15 @@
-"""Steps of optimizers that ask for the loss again: LBFGS, SAM, whatever takes a closure.
+"""Steps of optimizers that request the loss again: LBFGS, SAM, and any other that takes a closure.
 
 ::
 
     shards ── sum ── optimizer.step(closure)
                          │  closure: the same shards, with the parameters as they are now ── sum
-                         └─ … as often as the optimizer asks
+                         └─ … as often as the optimizer requests
 
-Every worker has a replica and calls the optimizer with the same sums, so all ask for the loss
-equally often and come to the same bits. Each time generators are seeded as the first time; buffers
-go on from evaluation to evaluation, as in a loop of one process. Whoever is lost on the way leaves
-its shards to the others.
+Every worker has a replica and calls the optimizer with the same sums, so all request the loss
+equally often and compute the same bits. Each evaluation seeds generators as the first one does;
+buffers carry over from evaluation to evaluation, as in a loop of one process. The shards of a lost
+worker are computed by the others.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from unisono.runtime.forbidden import IN_AN_UPDATE, forbid
 
 
 class ClosureEngine(StepEngine):
-    """Computes the steps of one loop. Final; arguments as of :class:`StepEngine`.
+    """Computes the steps of one loop, with the arguments of :class:`StepEngine`.
 
-    `compute_again` computes all shards of the step once more, and meets the others; the step under
-    way sets it.
+    `compute_again` computes all shards of the step once more, a collective; the step sets it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +64,7 @@ class ClosureEngine(StepEngine):
         return means, self._settle()
 
     def _closure(self) -> torch.Tensor:
-        """Return the mean loss with parameters as they are now, and leave gradients in `.grad`."""
+        """Return the mean loss for the present parameters, and set their `.grad`."""
         exchange = self.exchange
         if self._versions != [parameter._version for parameter in exchange.parameters]:
             exchange.share(f"evaluation in step {self.sums.step}")
@@ -83,7 +82,7 @@ class ClosureEngine(StepEngine):
         return self._loss.clone()
 
     def _take_gradients(self) -> StepMeans:
-        """Sum the gradients of the passes that are done. Collective; gives the means."""
+        """Sum the gradients of the finished passes; return the means. Collective."""
         means, is_whole = self._sum()
         assert is_whole  # nobody is lost with what the others have not
         exchange = self.exchange

@@ -1,12 +1,12 @@
-"""Buffers whose value after a step is made from all shards: a count that adds up, an average.
+"""Buffers whose value after a step depends on all shards: a running count, an average.
 
-Each shard starts from the step's value, as every buffer does. What shards leave is brought together
-once all are done, and combined in the order of the tree, in the buffer's dtype::
+Each shard starts from the step's value, as for every buffer. The values that shards leave are
+gathered once all are done, and combined in tree order, in the buffer's dtype::
 
     sum     start + (shard 0 − start) + (shard 1 − start) + …       counts, sums
     mean    start + n₀/n (shard 0 − start) + n₁/n (shard 1 − start) + …     averages over samples
     max, min    of all shards                                       observers of ranges
-    first   what the first shard with samples has left, as of any other buffer
+    first   the value that the first shard with samples leaves, as for any other buffer
 
 A step that one shard computes has that shard's bits, those of a plain loop.
 """
@@ -30,7 +30,7 @@ _EXTREMES = {MAX: torch.maximum, MIN: torch.minimum}
 
 
 def ways_of(model: nn.Module, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Find how each buffer is combined that is named, maybe by a pattern; raises ValueError."""
+    """Return how each named buffer is combined; names may be patterns. Raises ValueError."""
     named, ways = dict(model.named_buffers()), dict[str, str]()
     for pattern, way in (given or {}).items():
         names = fnmatch.filter(named, pattern)
@@ -65,7 +65,7 @@ def combined(
     left: Mapping[int, torch.Tensor],
     sizes: Sequence[int],
 ) -> torch.Tensor:
-    """Make a buffer's value from what shards have `left`, by shard; `sizes` are their samples."""
+    """Combine the values that shards have `left`, by shard; `sizes` are their sample counts."""
     if len(left) == 1:
         return next(iter(left.values()))
     if way in _EXTREMES:
@@ -82,10 +82,10 @@ def combined(
 
 @final
 class CombinedBuffers:
-    """Those of one loop, in one update of a step.
+    """The combined buffers of one loop, in one update of a step.
 
     Attributes:
-        left: by shard computed here, what it has left, on the host, in the order of `ways`.
+        left: by shard computed here, its values on the host, in the order of `ways`.
     """
 
     def __init__(self, buffers: Buffers, ways: Mapping[str, str]) -> None:
@@ -94,12 +94,12 @@ class CombinedBuffers:
         self.left: dict[int, list[torch.Tensor]] = {}
 
     def take(self, shard: int) -> None:
-        """Note what a shard's passes have left; on an accelerator that waits for them."""
+        """Record the values that a shard's passes left; waits for an accelerator."""
         now = self._buffers.values()
         self.left[shard] = [on_host(now[name]).clone() for name in self._ways]
 
     def finish(self, left: Mapping[int, Sequence[torch.Tensor]], sizes: Sequence[int]) -> None:
-        """Have the step end with what is made of all shards'; every worker does the same."""
+        """Set the combined values of all shards, on every worker alike."""
         made = {}
         for at, (name, way) in enumerate(self._ways.items()):
             each = {shard: left[shard][at] for shard in sorted(left)}

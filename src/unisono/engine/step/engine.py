@@ -1,18 +1,18 @@
-"""One step, whatever carries its gradients.
+"""One step, with any exchange.
 
 ::
 
     each shard      seed → buffers back → forward, backward → add to a part
     publish         finished parts and the shards' records
-    gather          ───────────────────────────────────────  somebody lost: its shards, gather again
+    gather          ─────────────────────────────────────  worker lost: its shards, gather again
     add up          this worker's pieces of all parts, in tree order
     transform       unscale, `on_gradients`, clip (transforms.py)
     update          the optimizers, by pieces or whole
-    share           ───────────────────────────────────────  lost what only one had: go back
+    share           ─────────────────────────────────────  state lost with a worker: go back
 
-Between `gather` and `share` parameters change; outside of them nobody writes what another reads. A
-worker lost before the first of them costs nothing but its shards, which the others compute. What
-is lost behind it depends on the exchange. World size 1 takes the same way.
+Parameters change between `gather` and `share`; elsewhere no worker writes what another reads. If
+a worker is lost before `gather`, the others compute its shards, and nothing else is lost. What a
+later loss costs depends on the exchange. World size 1 follows the same path.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _NO_FAULT = operator.is_  # takes two things and does nothing, in C
 class StepEngine:
     """Computes the steps of one loop.
 
-    `clipping` and `scaling` are by optimizer, ways to combine `buffers` by name. `own` generators
-    of the program's are seeded with the default ones. Unless code `watches_program` between steps,
-    changes are only looked for now and then. If devices `are_alike`, replicas are compared.
+    `clipping` and `scaling` are by optimizer; ways to combine `buffers`, by name. The `own`
+    generators of a program are seeded with the default ones. Unless it `watches_program`, changes
+    between steps are searched only occasionally. If devices `are_alike`, replicas are compared.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StepEngine:
         self._wire(self._all)
 
     def _wire(self, members: list[Member]) -> None:
-        """Have updates of these optimizers from now on."""
+        """Set which optimizers are updated from now on."""
         self._active = members
         scaling = next((member.scaling for member in members if member.scaling), None)
         self.passes.scaling = scaling
@@ -119,7 +119,7 @@ class StepEngine:
         self.passes.others = [parameter for at, parameter in each if at not in active]
 
     def watch_gradients(self, watch: Watch) -> None:
-        """Have the next call of `on_gradients` looked at."""
+        """Observe the next call of `on_gradients`."""
         if self._hook is not None:
             self._hook.watch = watch
 
@@ -131,7 +131,7 @@ class StepEngine:
         self.timers.begin()
 
     def begin_update(self, members: list[Member], turn: int) -> None:
-        """Begin the step's update number `turn`: passes for some of the optimizers."""
+        """Begin update number `turn` of the step, for some of the optimizers."""
         if members is not self._active:
             self._wire(members)
         self._turn, self.sums.named = turn, f"of step {self.sums.step}"
@@ -141,7 +141,7 @@ class StepEngine:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Be ready for the passes of all shards, maybe once more; maybe others compute them now."""
+        """Prepare for the passes of all shards, which a new membership may divide differently."""
         division = self.exchange.division
         if division.divided_for is not self._team.membership and division.is_outdated:
             self.between.divide()
@@ -171,17 +171,16 @@ class StepEngine:
         self.guard.release_gradients()
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
-        """Differentiate one shard's loss and take its gradients.
+        """Compute the gradients of one shard's loss, and add them to a part.
 
-        `returned` is what the loss function returned, `share` the shard's part of the global
-        batch's samples.
+        `returned` is the result of the loss function, `share` the shard's fraction of the samples.
         """
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples, is_first=shard == self._first_shard)
         self.guard.check_gradients()
         self.records.take(shard, loss)
         if self.passes.scaling is None and is_known_bad(loss):
-            # Everybody will read its record and raise the same error; nobody updates anything.
+            # All workers will read its record and raise the same error; none updates anything.
             finished = self.passes.stack.push_nothing(shard)
         else:
             check_differentiable(loss)
@@ -192,7 +191,7 @@ class StepEngine:
         self.timers.lap(Phase.BACKWARD)
 
     def give_shard(self, shard: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Take the gradients that a program gives for the whole step, as its first shard's."""
+        """Use a program's gradients for the whole step as those of its first shard."""
         self.passes.start(shard)
         self.guard.release_gradients()
         is_first = shard == self._first_shard
@@ -207,14 +206,14 @@ class StepEngine:
         self.guard.guard_gradients()
 
     def skip_shard(self, shard: int) -> None:
-        """Take into account that a shard has no samples in this step."""
+        """Record that a shard has no samples in this step."""
         finished = self.passes.stack.push_nothing(shard)
         if finished is not None:
             self.exchange.publish(*finished)
         self.records.write(shard, None)
 
     def check_passes(self) -> None:
-        """Refuse, with a RuntimeError, what passes have changed."""
+        """Raise RuntimeError if passes changed what they must not change."""
         self.guard.check_passes()
         self._options.check()
         looks = self.guard.looks_closely or self.exchange.is_written_in_passes
@@ -222,10 +221,10 @@ class StepEngine:
             raise changed_in_a_pass(name)
 
     def arrive(self) -> Sequence[int] | None:
-        """Meet the others once the own shards are done. Collective.
+        """Wait for the other workers once this worker's shards are done. Collective.
 
-        None: the shards of the whole step are done. Else somebody was lost, and these are to be
-        computed here too, maybe none; then this is called again.
+        Return None if all shards of the step are done. Otherwise a worker was lost: compute the
+        returned shards (there may be none), then call this again.
         """
         self.check_passes()
         self._meet_fault("gradients", self.sums.step)
@@ -256,7 +255,7 @@ class StepEngine:
         self._put_modes_back()
 
     def repeat(self, shard: int) -> None:
-        """Prepare for one shard's passes once more, from what the step began with."""
+        """Prepare to repeat one shard's passes, from the state that the step began with."""
         self._modes.put_back()
         self.passes.repeat(shard)
 
@@ -272,9 +271,8 @@ class StepEngine:
     def finish(self) -> tuple[StepMeans, bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
 
-        Gives the means by name, and whether the step is done; if not, somebody was lost in the
-        midst of the update, and :meth:`BetweenSteps.go_back` must be called. A NonFiniteLossError
-        leaves everything as it was.
+        Return the means by name, and whether the step is done; if not, a worker was lost during the
+        update: call :meth:`BetweenSteps.go_back`. A NonFiniteLossError changes nothing.
         """
         means, is_whole = self._sum()
         if not is_whole:
@@ -294,7 +292,7 @@ class StepEngine:
         return means, self._settle()
 
     def _sum(self) -> tuple[StepMeans, bool]:
-        """Sum gradients and transform them; returns and raises as :meth:`finish`. Collective."""
+        """Sum and transform gradients; return and raise as :meth:`finish` does. Collective."""
         exchange, sums, step = self.exchange, self.sums, self.sums.step
         sums.norm, sums.are_skipped, sums.bad = None, False, self.records.bad
         self.guard.check_untouched()
@@ -336,7 +334,7 @@ class StepEngine:
         return means, are_here
 
     def _settle(self) -> bool:
-        """Make the update everybody's; False if somebody was lost in it. Collective."""
+        """Publish the update to all workers. Return False if one was lost during it. Collective."""
         self._meet_fault("updated", self.sums.step)
         self.timers.lap(Phase.UPDATING)
         is_everybodys = self.exchange.share(f"update {self.sums.named}")

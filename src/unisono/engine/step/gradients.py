@@ -38,16 +38,15 @@ class GradientStack:
         self._early: dict[int, _Early] = {}
 
     def discard(self) -> None:
-        """Forget what a step that will not be finished has pushed."""
+        """Discard what an unfinished step has pushed."""
         self._stack.clear()
         self._early.clear()
 
     def add_early(self, index: int, gradient: torch.Tensor) -> tuple[Node, torch.Tensor]:
         """Add up one parameter's part as soon as the backward pass of the last shard has left it.
 
-        What has been pushed is not changed: the same parameter may come again, with another
-        gradient, and :meth:`push` takes what counts in the end. Gives the last part, and the
-        parameter's sum over it.
+        Pushed gradients stay unchanged: the parameter may come again with another gradient, and
+        :meth:`push` takes the final one. Return the last part, and the parameter's sum over it.
         """
         assert self.last_shard is not None
         count, total = self._additions[self.last_shard], gradient
@@ -59,13 +58,13 @@ class GradientStack:
         return self._part_ending[self.last_shard], total
 
     def push_nothing(self, shard: int) -> tuple[Node, Gradients] | None:
-        """Take an empty shard into account; see :meth:`push`."""
+        """Push an empty shard; see :meth:`push`."""
         return self._push(shard, [None] * len(self._parameters))
 
     def push(self, shard: int) -> tuple[Node, Gradients] | None:
-        """Take the gradients that a backward pass has just left in ``.grad``.
+        """Push the gradients that a backward pass has just left in ``.grad``.
 
-        Gives the part that ends with this shard, if one does, and its sums.
+        Return the part that ends with this shard, if one does, and its sums.
         """
         gradients: Gradients = []
         for parameter in self._parameters:
@@ -76,7 +75,7 @@ class GradientStack:
         return self._push(shard, gradients)
 
     def _take_early(self, gradients: Gradients, count: int) -> None:
-        """Put sums that are known in the place of what would be added up to them now."""
+        """Replace gradients whose sums are known already by these sums."""
         for index, early in self._early.items():
             if gradients[index] is early.gradient and early.gradient._version == early.version:
                 gradients[index] = early.total
@@ -94,7 +93,7 @@ class GradientStack:
 
 
 class _Early(NamedTuple):
-    """A gradient, its version when it was added to what is below it on the stack, and the sum."""
+    """A gradient, its version when it was added to those below it on the stack, and the sum."""
 
     gradient: torch.Tensor
     version: int
@@ -102,7 +101,6 @@ class _Early(NamedTuple):
 
 
 def _added(left: Gradients, right: Gradients, *, is_divided: bool) -> Gradients:
-    """Add those of two sub-trees, in the memory of the left ones."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         lists = [a for a, _ in both], [b for _, b in both]

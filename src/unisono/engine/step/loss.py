@@ -1,16 +1,16 @@
-"""What a loss function returns, as a tensor to differentiate and sums to average.
+"""Convert what a loss function returns to a tensor to differentiate and sums to average.
 
 A loss function returns, for one shard,
 
 * a scalar: the mean over the shard's samples, or
 * a pair ``(sum, weight)``: the mean is then taken over the true global weight (e.g. of tokens);
-  with the weight None, the sum over the global batch is divided by nothing; or
+  with the weight None, the sum over the global batch is not divided; or
 * a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way;
   those that are integers or booleans are counts, and are added up. In it, ``"per_sample"`` is a
-  dict of tensors with a row for each sample, which come together.
+  dict of tensors with a row for each sample, which are gathered.
 
-Reading one number makes the host wait for all that an accelerator has been given to do. So the
-numbers of all shards are copied together, when the shards' passes have been issued.
+Reading one number makes the host wait for all work of an accelerator. So the numbers of all shards
+are copied together, once the passes of all shards have been issued.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COUNT = "\0"  # before the names of counts
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """A number that an accelerator has yet to give: that of a tensor, times a factor."""
+    """A number that is still on an accelerator: the value of a tensor, times a factor."""
 
     tensor: torch.Tensor
     times: int
@@ -55,7 +55,7 @@ class ShardLoss:
 
     @property
     def on_device(self) -> list[OnDevice]:
-        """The numbers that are not here yet."""
+        """The numbers that have not been read yet."""
         pairs = self.scalars.values()
         return [number for pair in pairs for number in pair if isinstance(number, OnDevice)]
 
@@ -65,7 +65,7 @@ class ShardLoss:
         return here.scalars  # type: ignore[return-value]
 
     def with_numbers(self, numbers: Iterator[float]) -> ShardLoss:
-        """Fill in the numbers of :attr:`on_device`, in that order."""
+        """Replace the numbers of :attr:`on_device` by these values, in that order."""
         scalars: dict[str, tuple[Scalar, Scalar]] = {}
         for name, pair in self.scalars.items():
             total, weight = (
@@ -76,7 +76,7 @@ class ShardLoss:
 
 
 def read_loss(value: Any, num_samples: int, *, is_first: bool = True) -> ShardLoss:
-    """Make one shard's loss uniform; `num_samples` is the weight of means.
+    """Convert one shard's loss to one form; `num_samples` is the weight of means.
 
     Sums without a weight are divided by 1, that of the step's first shard: the others have 0.
     """
@@ -109,7 +109,6 @@ def read_loss(value: Any, num_samples: int, *, is_first: bool = True) -> ShardLo
 
 
 def _rows(values: Any, num_samples: int) -> dict[str, torch.Tensor]:
-    """Check what a loss function gives per sample."""
     is_named = isinstance(values, Mapping)
     for name, value in values.items() if is_named else [("it", values)]:
         is_tensor = isinstance(value, torch.Tensor)
@@ -124,18 +123,18 @@ def _rows(values: Any, num_samples: int) -> dict[str, torch.Tensor]:
 
 
 def name_of(key: str) -> tuple[str, bool]:
-    """Return what a scalar is called, and whether it is a count; `key`: of `ShardLoss.scalars`."""
+    """Return the name of a scalar, and whether it is a count, from its key in `scalars`."""
     return key.removeprefix(_COUNT), key.startswith(_COUNT)
 
 
 def is_known_bad(loss: ShardLoss) -> bool:
-    """Return whether it is known already that a loss is NaN or infinite."""
+    """Return whether a loss is already known to be NaN or infinite."""
     total = loss.scalars["loss"][0]
     return not isinstance(total, OnDevice) and not math.isfinite(total)
 
 
 def check_differentiable(loss: ShardLoss) -> None:
-    """Refuse a loss that no parameter had a part in."""
+    """Raise ValueError if a loss does not depend on any parameter."""
     if not loss.tensor.requires_grad:
         raise ValueError(
             "the loss must depend on the model's parameters, but has no gradient: compute it from "
@@ -190,7 +189,7 @@ def _number(name: str, value: Any, times: int = 1) -> Scalar:
             f"batch (`.mean()`), return (sum, weight), or of a model's output the loss alone."
         )
     if isinstance(value, torch.Tensor) and value.device.type != HOST and not value.is_complex():
-        # A copy: the program may go on counting in the same tensor.
+        # A copy: the program may continue counting in the same tensor.
         return OnDevice(value.detach().reshape(()).to(torch.float64, copy=True), times)
     try:
         return float(value.item() if isinstance(value, torch.Tensor) else value) * times
@@ -204,7 +203,7 @@ def _number(name: str, value: Any, times: int = 1) -> Scalar:
 
 @final
 class PendingLosses:
-    """The losses of a step, by shard, that have numbers on an accelerator."""
+    """The losses of a step, by shard, whose numbers are still on an accelerator."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
@@ -231,7 +230,7 @@ class PendingLosses:
 def _together(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[torch.Tensor, Sequence[int]]:
-    """Make one vector of numbers on a device, and say which number is where."""
+    """Stack numbers in one vector on a device, and return the index of each."""
     places = defaultdict(list)
     for at, tensor in enumerate(tensors):
         places[tensor.device].append(at)

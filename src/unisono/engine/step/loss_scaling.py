@@ -1,7 +1,7 @@
 """Scale losses, for float16, with the bits of torch's ``GradScaler``.
 
-Every worker unscales its pieces of the sums and says whether they are finite; a step in which
-anybody's are not is skipped by all. The scale then follows torch's rule, on every worker alike::
+Every worker unscales its pieces of the sums and reports whether they are finite; if any are not,
+all workers skip the step. The scale then follows torch's rule, on every worker alike::
 
     loss × scale, backward, sum ── unscale my pieces ── all finite? ── clip, update   or   skip
 """
@@ -25,9 +25,9 @@ SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an erro
 
 @final
 class LossScaling:
-    """What torch's ``GradScaler`` does, in parts that several workers can do together.
+    """The operations of torch's ``GradScaler``, in parts that several workers do together.
 
-    The user's `scaler` is kept up to date, and its state is the run's.
+    The user's `scaler` is kept up to date, and its state is saved with the run.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
@@ -35,7 +35,7 @@ class LossScaling:
 
     @classmethod
     def of(cls, scaler: Any, optimizer: Optimizer) -> LossScaling | None:
-        """Scale as a user's scaler does; None if there is none, or it is not enabled."""
+        """Return the scaling of a user's scaler, or None if there is none or it is disabled."""
         if scaler is None:
             return None
         if not isinstance(scaler, torch.amp.GradScaler):
@@ -53,7 +53,7 @@ class LossScaling:
 
     @property
     def scale(self) -> float:
-        """What losses are multiplied by now."""
+        """The factor by which losses are multiplied now."""
         return float(self._scaler.get_scale())
 
     @property
@@ -70,7 +70,7 @@ class LossScaling:
         return loss * torch.full((), self.scale, dtype=torch.float32, device=loss.device)
 
     def __call__(self, sums: Sums) -> UpdateVerdict:
-        """Unscale this worker's pieces; where anybody's are not finite, all skip the update."""
+        """Unscale this worker's pieces; if any worker's are not finite, all skip the update."""
         exchange = sums.exchange
         are_finite = [self.unscale(totals) for totals in sums.groups()]
         mine = b"finite" if all(are_finite) else b""
@@ -98,7 +98,7 @@ class LossScaling:
         return UpdateVerdict.SKIP
 
     def unscale(self, gradients: list[torch.Tensor]) -> bool:
-        """Divide gradients by the scale, in place; gives whether all of them are finite."""
+        """Divide gradients by the scale, in place; return whether all of them are finite."""
         if not gradients:
             return True
         device = gradients[0].device
@@ -133,6 +133,6 @@ def check_alone(names: Sequence[str]) -> None:
     if len(names) > 1:
         raise ValueError(
             f"losses are scaled for one optimizer at a time where `scaler` is given, but this "
-            f"update is of several: compute each loss in an update of its own, such as "
+            f"update is of several: compute each loss in a separate update, such as "
             f"`with step.update({names[0]!r}):`."
         )

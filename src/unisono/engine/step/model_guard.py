@@ -1,14 +1,14 @@
 """Checks that nothing but the optimizer changes the model within a step.
 
-Once a step or once a shard: passes leave parameters as they are, gradients come from the shards'
-losses alone, and the model keeps its layers, parameters and buffers. What a forward pass adds has
-no room in shared memory and in snapshots, and the optimizer does not know it.
+The checks run once per step or shard: passes do not change parameters, gradients come from the
+shards' losses alone, and the model keeps its layers, parameters and buffers. A tensor that a
+forward pass adds has no room in shared memory and in snapshots, and the optimizer does not know it.
 
 ``.grad`` holds *guards*, which refuse to be edited: clipping, masking or zeroing a gradient there
 would change nothing, as what counts is the sum over all shards, which is complete when the step's
-block ends. Guarding every gradient costs a small model's step some percent. So all are guarded in
-the first steps of a loop, and then in one step of 64; in the others one parameter in turn, which is
-enough to notice code that edits all gradients.
+block ends. Guarding all gradients adds some percent to a small model's step. So all are guarded in
+the first steps of a loop and in every 64th step; other steps guard one parameter in turn, which is
+enough to detect code that edits all gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FULL_AT_FIRST, _FULL_EVERY = 2, 64  # steps
 
 @final
 class ModelGuard:
-    """Watches a model whose parameters an exchange has bound.
+    """Watches a model whose parameters an exchange has moved.
 
     `fixed` are the parameters that the optimizer does not update.
     """
@@ -60,11 +60,11 @@ class ModelGuard:
 
     @property
     def looks_closely(self) -> bool:
-        """Whether the step has the checks that are dear."""
+        """Whether this step runs the expensive checks."""
         return self._is_full
 
     def begin(self, step: int) -> None:
-        """Be ready for the passes of a step, which allocate every gradient."""
+        """Prepare for the passes of a step, which allocate every gradient."""
         self._structure.begin()
         self.clear_gradients()
         self._num_steps += 1
@@ -72,12 +72,12 @@ class ModelGuard:
         self._left, self._where = self._none, self._everywhere[:0]
 
     def clear_gradients(self) -> None:
-        """Have the next backward pass allocate every gradient."""
+        """Clear all gradients, so that the next backward pass allocates them."""
         for parameter in self._all:
             parameter.grad = None
 
     def guard_gradients(self) -> None:
-        """Put guards where gradients have been taken."""
+        """Set guards as gradients, once the real ones are taken."""
         if self._where:
             return
         if self._is_full:
@@ -91,31 +91,31 @@ class ModelGuard:
             self._parameters[at].grad = self._guards[at]
 
     def release_gradients(self) -> None:
-        """Take the guards away, so that a backward pass allocates each gradient."""
+        """Remove the guards, so that a backward pass allocates each gradient."""
         if not self._where:
             return
         if self._is_full:
             self.check_gradients()
         for at in self._where:
             parameter = self._parameters[at]
-            if parameter.grad is self._guards[at]:  # else the next check tells
+            if parameter.grad is self._guards[at]:  # else the next check raises
                 parameter.grad = None
         self._left, self._where = self._none, self._everywhere[:0]
 
     def remember(self) -> None:
-        """Note the parameters' versions, which most changes in place increment."""
+        """Record the parameters' versions, which most changes in place increment."""
         self._versions = list(map(_VERSION, self._parameters))
 
     def check_passes(self) -> None:
-        """Do the checks that are due once a worker's passes are done; raises RuntimeError."""
+        """Run the checks that are due after a worker's passes; raise RuntimeError."""
         self.check_untouched()
         self.check_gradients()
         self._structure.check()
 
     def check_gradients(self) -> None:
-        """Refuse gradients that no shard's loss has led to, or that were put or taken away.
+        """Raise RuntimeError for gradients of another loss, or that were set or removed.
 
-        `optimizer.zero_grad()` may take all away, as programs do from habit.
+        `optimizer.zero_grad()` may remove all of them, since many programs call it by habit.
         """
         gradients = list(map(_GRADIENT, self._parameters))
         if all(map(operator.is_, gradients, self._left)):
@@ -131,7 +131,7 @@ class ModelGuard:
                 )
 
     def check_groups(self) -> None:
-        """Refuse to go on if the optimizer has got or lost groups; raises RuntimeError."""
+        """Raise RuntimeError if the parameter groups of the optimizer have changed."""
         groups = self._ids_in_groups()
         if groups == self._groups:
             return
@@ -146,7 +146,7 @@ class ModelGuard:
         return [[*map(id, group["params"])] for group in self._optimizer.param_groups]
 
     def check_untouched(self) -> None:
-        """Refuse to go on if a pass, or what is between passes and update, changed parameters."""
+        """Raise RuntimeError if parameters were changed before the update."""
         versions = list(map(_VERSION, self._parameters))
         places = list(map(torch.Tensor.data_ptr, self._parameters))
         if versions == self._versions and places == self._places:
@@ -160,7 +160,7 @@ class ModelGuard:
 
 
 def changed_in_a_pass(name: str) -> RuntimeError:
-    """Refuse a step whose passes have changed a parameter."""
+    """Return the error for a step whose passes have changed a parameter."""
     return RuntimeError(
         f"forward and backward passes must leave parameters that an optimizer updates as they are, "
         f"as each worker computes only some of them, but `{name}` was changed: change it between "
@@ -172,10 +172,10 @@ def changed_in_a_pass(name: str) -> RuntimeError:
 
 @final
 class Structure:
-    """What a model consists of when a loop begins.
+    """The layers, parameters and buffers of a model when a loop begins.
 
-    The identity of everything that modules hold is compared; names only where that has changed, as
-    layers without tensors may come and go.
+    The identities of all submodules and parameters are compared first; names only if those have
+    changed, since layers without tensors may be added and removed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -184,13 +184,13 @@ class Structure:
         self._note()
 
     def begin(self) -> None:
-        """Accept buffers that evaluation between two steps has made, for example masks."""
+        """Accept buffers that evaluation between two steps has created, for example masks."""
         if [*map(len, self._buffers)] != self._num_buffers:
             self._names = {**_named_buffers(self._model), **self._names}
             self._note()
 
     def check(self) -> None:
-        """Refuse to go on with a model that has got or lost parameters or buffers."""
+        """Raise RuntimeError if the model has gained or lost parameters or buffers."""
         if self._ids() == self._noted and [*map(len, self._buffers)] == self._num_buffers:
             return
         now, before = _named(self._model), self._names
@@ -218,7 +218,7 @@ class Structure:
 
 
 def _named(model: nn.Module) -> dict[str, int | None]:
-    """Name what has a place of its own: parameters by identity; buffers may be replaced."""
+    """Map names to identities; buffers, which may be replaced, to None."""
     return {name: id(p) for name, p in model.named_parameters()} | _named_buffers(model)
 
 
@@ -242,13 +242,13 @@ _ACCUMULATION = ("aten::add_", "aten::add")
 
 @final
 class GuardedGrad(torch.Tensor):
-    """Stands for one parameter's gradient; has its shape, and no memory."""
+    """A placeholder for one parameter's gradient; has its shape, and no memory."""
 
     _name: str
 
     @staticmethod
     def __new__(cls, name: str, parameter: torch.Tensor) -> GuardedGrad:
-        """Make one; `name` is the parameter's."""
+        """Make a guard; `name` is the parameter's."""
         made: GuardedGrad = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
@@ -256,7 +256,7 @@ class GuardedGrad(torch.Tensor):
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Describe what it is, for debuggers and prints."""
+        """Describe the guard, for debuggers and prints."""
         return f"<the gradient of `{self._name}`, left to the run until the step's block ends>"
 
     __str__ = __repr__
@@ -265,7 +265,7 @@ class GuardedGrad(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Refuse what a program calls."""
+        """Raise RuntimeError for a function that a program calls."""
         is_property = func.__name__ in ("__get__", "__set__")
         used = func.__self__.__name__ if is_property else func.__name__
         raise refusal(_name_in([args, kwargs]), f"`{used}` was used on it")
@@ -274,13 +274,13 @@ class GuardedGrad(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Refuse what torch calls by itself: another backward pass adds its gradient."""
+        """Raise RuntimeError for calls by torch: another backward pass adds its gradient."""
         if func._schema.name in _ACCUMULATION:
             raise another_backward()
         raise refusal(_name_in([args, kwargs]), f"`{func}` was used on it")
 
 
-# By the file of torch that a program has called: what to do in its place.
+# The remedy, by the file of torch that a program has called.
 _REMEDIES = {
     f"{os.sep}torch{os.sep}optim{os.sep}": "leave `optimizer.step()` out, as the block's end does "
     "it",
@@ -290,7 +290,7 @@ _REMEDIES = {
 
 
 def refusal(name: str, done: str) -> RuntimeError:
-    """Make the error for a use of the gradient of the parameter `name`."""
+    """Return the error for a use of the gradient of the parameter `name`."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
     remedies = (do for of, do in _REMEDIES.items() if any(of in file for file in files))
     remedy = (
@@ -305,7 +305,7 @@ def refusal(name: str, done: str) -> RuntimeError:
 
 
 def another_backward() -> RuntimeError:
-    """Make the error for gradients of another backward pass."""
+    """Return the error for gradients of another backward pass."""
     return RuntimeError(
         "gradients must come from the loss that is returned, or given to `step.backward`, "
         "but another `backward` has left some: return the sum of all losses, or find "
@@ -315,7 +315,6 @@ def another_backward() -> RuntimeError:
 
 
 def _name_in(arguments: Any) -> str:
-    """Find the first guard's name in the arguments of a call."""
     if isinstance(arguments, GuardedGrad):
         return arguments._name
     if isinstance(arguments, Mapping):

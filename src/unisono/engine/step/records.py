@@ -32,9 +32,9 @@ _EMPTY, _MEAN, _SUM = range(3)  # forms of a shard's loss
 
 
 class StepMeans(dict[str, float]):
-    """By name, the mean over all samples (or the true weight) of a step.
+    """The means, by name, over all samples of a step or over the true weight.
 
-    `sums` is what each is made of: the sum and its weight; of a count, the sum and None.
+    `sums` contains, for each mean, the sum and its weight; for a count, the sum and None.
     """
 
     def __init__(self, sums: Mapping[str, tuple[float, float | None]]) -> None:
@@ -44,9 +44,9 @@ class StepMeans(dict[str, float]):
 
 @final
 class UndoneMeans(StepMeans):
-    """What a step that is undone shows: the means of the last one that was done, or NaN.
+    """The means that an undone step shows: those of the last finished step, or NaN.
 
-    A program reads them behind the block whether a worker was lost or not.
+    A program reads them after the block, whether a worker was lost or not.
     """
 
     def __init__(self, before: Mapping[str, float]) -> None:
@@ -58,7 +58,7 @@ class UndoneMeans(StepMeans):
 
 
 def mean_of(total: float, weight: float | None) -> float:
-    """Divide a sum by its weight; a count, whose weight is None, is a whole number."""
+    """Divide a sum by its weight; return a count, whose weight is None, as an integer."""
     if weight is None:
         return int(total)
     return total / weight if weight else math.nan
@@ -71,8 +71,8 @@ class Record(NamedTuple):
     pairs: tuple[float, ...]  # sum, weight, sum, weight, … of its scalars
     names: bytes  # theirs, the loss first, in JSON
     has_rows: int  # whether there are values per sample
-    options: int  # stands for the options that the writer's optimizers had
-    seen: int  # stands for the writer's replica of the state; 0: not looked at
+    options: int  # a hash of the writer's optimizer options
+    seen: int  # a hash of the writer's replica of the state; 0: not compared
 
 
 @final
@@ -89,12 +89,12 @@ class Records:
         self.options = self.seen = 0
 
     def clear(self) -> None:
-        """Forget what was taken of an update before."""
+        """Discard the records of the previous update."""
         self.pending.losses.clear()
         self.per_sample.clear()
 
     def take(self, shard: int, loss: ShardLoss) -> None:
-        """Publish the record of a shard computed here; on an accelerator, with :meth:`send`."""
+        """Publish the record of a shard computed here; on an accelerator :meth:`send` does."""
         if loss.per_sample:
             self.per_sample[shard] = loss.per_sample
         if self._is_host:
@@ -103,7 +103,7 @@ class Records:
             self.pending.losses.append((shard, loss))
 
     def send(self) -> None:
-        """Publish those that are pending; waits for the device."""
+        """Publish the pending records; waits for the device."""
         for shard, loss in self.pending.read():
             self.write(shard, loss)
 
@@ -126,7 +126,7 @@ class Records:
         row[: len(record)] = record
 
     def read(self) -> list[Record]:
-        """Read the records of all shards; the same on every worker."""
+        """Return the records of all shards, which are the same on every worker."""
         self.all = records = [_read(row) for row in self._rows]
         self._speaker = next(at for at, record in enumerate(records) if record.form != _EMPTY)
         self.has_rows, self.bad = bool(records[self._speaker].has_rows), None
@@ -137,7 +137,7 @@ class Records:
         return records
 
     def totals(self) -> tuple[StepMeans, float | None]:
-        """Add up the records of all shards; gives means, and the weight of losses that are sums."""
+        """Sum the records of all shards; return means, and the weight of losses that are sums."""
         records = self.all
         speaker, first = self._speaker, records[self._speaker]
         for shard, record in enumerate(records):
@@ -194,7 +194,7 @@ def _text_of(names: tuple[str, ...]) -> bytes:
 
 
 class Phase(enum.IntEnum):
-    """What a worker does in a step; the index of its seconds in :attr:`PhaseTimers.times`."""
+    """A phase of a worker's step; the index of its seconds in :attr:`PhaseTimers.times`."""
 
     LOADING = 1
     FORWARD = 2
@@ -209,8 +209,8 @@ class PhaseTimers:
     """Adds up the seconds of each phase.
 
     Attributes:
-        times: when the step began, on the clock of ``perf_counter``, then the seconds of each
-            phase. That clock is the same one for all processes of a Linux host.
+        times: the time of ``perf_counter`` when the step began, then the seconds of each phase. All
+            processes of a Linux host share that clock.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class PhaseTimers:
         self.times = [self._at_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
     def lap(self, phase: Phase) -> None:
-        """Count the time since the lap before for `phase`."""
+        """Add the time since the previous lap to `phase`."""
         now_s = perf_counter()
         self.times[phase] += now_s - self._at_s
         self._at_s = now_s

@@ -37,8 +37,8 @@ Finished = tuple[Node, Gradients]
 class ShardPasses:
     """Computes the shards of one worker in the steps of one loop.
 
-    `own` generators of the program's are seeded with the default ones. Some `buffers` are combined
-    from all shards, in a way by name.
+    The program's `own` generators are seeded with the default ones. `buffers` lists how some are
+    combined from all shards, by name.
     """
 
     scaling: LossScaling | None = None
@@ -64,25 +64,25 @@ class ShardPasses:
         self._step = self._first_shard = self._turn = 0
 
     def has_way(self, name: str) -> bool:
-        """Return whether the program has said how shards combine a buffer."""
+        """Return whether the program has specified how shards combine a buffer."""
         return name in self._ways
 
     def divide(self) -> None:
-        """Be ready for what is this worker's now."""
+        """Prepare for the shards that this worker has now."""
         division = self._exchange.division
         self.shards = division.shards
         self.stack = GradientStack(self._exchange.parameters, division.mine)
 
     def take_over(self, parts: Sequence[Node]) -> list[int]:
-        """Be ready for parts that a lost worker has left; gives their shards in order."""
+        """Prepare for parts of a lost worker; return their shards in order."""
         self.stack = GradientStack(self._exchange.parameters, parts)
         return [shard for part in parts for shard in range(part.lo, part.hi)]
 
     def begin(self, step: int, first_shard: int, turn: int = 0) -> None:
-        """Be ready for the passes of an update; what one before has not finished is forgotten.
+        """Prepare for the passes of an update, and discard unfinished ones.
 
-        The buffers that `first_shard`, the first that has samples, leaves are kept. `turn`: updates
-        that the step has had.
+        The buffers that `first_shard`, the first with samples, leaves are kept. `turn` is the
+        number of updates in this step so far.
         """
         self._step, self._first_shard, self._turn = step, first_shard, turn
         self._exchange.buffers.begin(step)
@@ -91,7 +91,7 @@ class ShardPasses:
             self.combined.left.clear()
 
     def seed(self, stream: str, again: int = 0) -> None:
-        """Seed generators for what is computed once in the update, or once more."""
+        """Seed generators for what an update computes once, or once more."""
         self._now.at = (*self.at, None)
         word = seed_of(stream, self._seed, self._step, self._turn + again)
         self._device.seed(word)
@@ -100,16 +100,16 @@ class ShardPasses:
 
     @property
     def own_generators(self) -> set[int]:
-        """The identities of the program's own generators that are seeded for each shard."""
+        """The IDs of the program's own generators that are seeded for each shard."""
         return set() if self._own is None else {id(own.generator) for own in self._own.found}
 
     def drawn(self) -> list[Any]:
-        """Return how far generators have come, the program's own, too."""
+        """Return the states of all generators, including the program's own."""
         own = [] if self._own is None else self._own.states()
         return [generator_states([part.torch for part in self._device.parts]), own]
 
     def draw_on(self, drawn: Sequence[Any] | None, step: int) -> None:
-        """Have generators continue from there; from their seeds before `step`, if it is None."""
+        """Restore the states of generators; if None, seed them as before `step`."""
         if not drawn:
             word = seed_of("begin", self._seed, step)
             self._device.seed(word)
@@ -123,14 +123,14 @@ class ShardPasses:
 
     @contextmanager
     def generators_put_back(self) -> Iterator[None]:
-        """Leave generators as they were, the program's own, too."""
+        """Restore all generators after the block, including the program's own."""
         own = nullcontext() if self._own is None else self._own.put_back()
         with self._device.generators_put_back(), own:
             yield
 
     @contextmanager
     def seeded(self, stream: str) -> Iterator[None]:
-        """Seed generators likewise, and put them back after it."""
+        """Seed all generators, and restore them after the block."""
         with self.generators_put_back(), self._now.put_back():
             self.seed(stream)
             yield
@@ -146,24 +146,24 @@ class ShardPasses:
         self._now.at = (*self.at, shard)
 
     def leave_shards(self) -> None:
-        """Compute none of them, until the next one is started."""
+        """Mark that no shard is being computed until the next one is started."""
         self._now.at = (*self.at, None)
 
     def repeat(self, shard: int) -> None:
-        """Prepare for one shard's passes once more, from what the step began with."""
+        """Prepare to repeat one shard's passes, from the state that the step began with."""
         for parameter in (*self._exchange.parameters, *self._exchange.fixed):
             parameter.grad = None
         self.start(shard)
 
     def differentiate(self, loss: ShardLoss, share: float) -> None:
-        """Leave a shard's gradients in ``.grad``; `share` is the weight of a mean."""
+        """Compute a shard's gradients in ``.grad``; `share` is the weight of a mean."""
         tensor = loss.tensor if self.scaling is None else self.scaling.scaled(loss.tensor)
         self._device.backward(tensor, torch.full_like(tensor, 1.0 if loss.is_sum else share))
 
     def add(self, shard: int, loss: ShardLoss, share: float) -> Finished | None:
-        """Take a shard's loss, once its forward pass is issued; see :meth:`differentiate`.
+        """Add a shard's loss, once its forward pass is issued; see :meth:`differentiate`.
 
-        Gives the part that ends with this shard, if one does, to be published.
+        Return the part that ends with this shard, if one does, to be published.
         """
         exchange, stack = self._exchange, self.stack
         if shard != stack.last_shard or not exchange.takes_early:
@@ -174,7 +174,7 @@ class ShardPasses:
         return self.collect(shard)
 
     def collect(self, shard: int) -> Finished | None:
-        """Take the gradients in ``.grad`` as a shard's, and what it leaves in buffers."""
+        """Push the gradients in ``.grad`` as a shard's, and record the buffers that it leaves."""
         exchange = self._exchange
         for parameter in self.others:
             parameter.grad = None
@@ -201,9 +201,8 @@ def published_early(
 ) -> Iterator[None]:
     """Publish each gradient that the backward pass in the block leaves, summed over the last part.
 
-    Bytes travel while the rest is still computed. Hooks are set before that pass and removed after
-    it, so they come behind all hooks of the program. Parameters of `others` stay as they are in
-    this update.
+    They are sent while the other gradients are still computed. Hooks are set before the pass and
+    removed after it, so they run after all hooks of the program. `others` are not updated.
     """
 
     def publish(index: int, parameter: torch.Tensor) -> None:

@@ -2,16 +2,15 @@
 
 **Clipping** has the bits of torch's ``clip_grad_norm_`` and ``clip_grad_value_``. The norm is that
 of the mean gradients of the whole global batch. Every worker computes it from all sums, in torch's
-order, so it has the same bits everywhere; then each scales its own pieces, once everybody has
-read::
+order, so it has the same bits everywhere; once all have read the sums, each scales its pieces::
 
-    sum ── meet ── norm of everything ── meet ── scale my pieces, update
+    sum ── barrier ── norm of everything ── barrier ── scale my pieces, update
 
 **on_gradients** is code of the program: noise, surgery, logging. It sees the mean gradients of the
-whole global batch, once a step, on every worker: all have the same and change them alike, so an
-exchange whose workers each have all sums, or can bring them together, carries them.
+whole global batch, once a step, on every worker. All have the same gradients and change them alike,
+so it works with any exchange that can compute all sums on all workers.
 
-An update has a list of those that the run asks for, in this order.
+An update has a list of the transforms that the run requests, in this order.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ Met = TypeVar("Met")
 
 
 class UpdateVerdict(enum.Enum):
-    """What a transform says of the update, on every worker alike."""
+    """The result of a transform for the update, the same on every worker."""
 
     GO_ON = enum.auto()
     SKIP = enum.auto()
-    LOST = enum.auto()  # somebody was
+    LOST = enum.auto()  # a worker was lost
 
 
 @final
@@ -50,7 +49,7 @@ class Sums:
 
     def __init__(self, exchange: Exchange, timers: PhaseTimers, names: Sequence[str]) -> None:
         self.exchange, self._timers, self.names = exchange, timers, names
-        self.step, self.named = 0, ""  # says in meetings which update it is
+        self.step, self.named = 0, ""  # names the update in barriers
         self.present: Sequence[bool] = ()  # for each parameter, whether it has a gradient
         self.bad: tuple[int, float] | None = None  # a shard whose loss is not finite, and that
         self.norm: float | None = None  # of all gradients, before they were clipped by it
@@ -58,17 +57,17 @@ class Sums:
         self.are_skipped = False  # they were not finite, with a scaled loss
 
     def meet(self, meet: Callable[[str], Met], what: str) -> Met:
-        """Meet the others for something of this update."""
+        """Call `meet`, which waits for the others, with a name of this update."""
         self._timers.lap(Phase.SUMMING)
         met = meet(f"{what} {self.named}")
         self._timers.lap(Phase.WAITING)
         return met
 
     def groups(self, own: Container[int] | None = None) -> list[list[torch.Tensor]]:
-        """View this worker's pieces that are there, of `own` parameters or of all, in groups.
+        """View this worker's pieces with a gradient, of `own` parameters or of all, in groups.
 
-        What has no dimensions has none here either: by a scalar of a wider dtype, such as the norm,
-        torch multiplies it in that dtype, but a vector in its own.
+        Scalars stay without dimensions: torch multiplies them by a scalar of a wider dtype, such as
+        the norm, in that dtype, but vectors in their own.
         """
         exchange = self.exchange
         pieces = [
@@ -84,21 +83,21 @@ class Sums:
             torch._foreach_div_(totals, weight)
 
     def not_finite(self, gradients: Iterable[tuple[int, torch.Tensor]]) -> tuple[str, ...]:
-        """Name the parameters whose gradients, by their positions, are there and not finite."""
+        """Return the names of parameters whose gradients, by position, are not finite."""
         there = ((at, total) for at, total in gradients if self.present[at])
         bad = {at for at, total in there if not bool(torch.isfinite(total).all())}
         return tuple(self.names[at] for at in sorted(bad))
 
 
 Transform = Callable[[Sums], UpdateVerdict]
-"""One thing that happens to the sums of an update, before it. Collective."""
+"""A change of the sums before an update. Collective."""
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Compute torch's norm of tensors; on several devices with the bits of one, on the first.
+    """Compute torch's norm of tensors; on several devices with the bits of one device.
 
-    torch's own puts the norms of all tensors in the order of their devices, then of their dtypes,
-    and rounding depends on that order.
+    torch's function orders the norms of tensors by device, then by dtype, and rounding depends on
+    that order.
     """
     devices = {tensor.device: None for tensor in tensors}
     if len(devices) < 2:
@@ -117,7 +116,7 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Clipping:
-    """How gradients are clipped; not at all if both are None.
+    """How gradients are clipped; if both limits are None, they are not.
 
     `norm` is the largest norm of all gradients together (infinite: it is computed, and nothing is
     scaled), `value` the largest magnitude of each element.
@@ -147,7 +146,7 @@ class Clipping:
             )
 
     def check_fits(self, optimizer: Optimizer) -> None:
-        """Refuse to clamp what has no order."""
+        """Raise ValueError if `value` would clip complex parameters."""
         if self.value is None:
             return
         for group in optimizer.param_groups:
@@ -171,18 +170,18 @@ Watch = Callable[
 class GradientHook:
     """Calls a program's function, with generators seeded for it.
 
-    It takes (step, gradients by name), and changes them in place, or in the dict, or returns others
-    by name. What it leaves out is absent, as after ``.grad = None``: the optimizer passes it over.
+    The function takes (step, gradients by name), and changes them in place or in the dict, or
+    returns others by name. A gradient that it leaves out is absent, as after ``.grad = None``.
     """
 
     def __init__(self, function: OnGradients, seed: Callable[[str], None]) -> None:
         self._function, self._seed = function, seed
-        # looks at the next call: gets what computes it from gradients, and these, and returns what
-        # is to be told the gradients that the call has left
+        # observes the next call: takes a function that repeats it, and the gradients; returns a
+        # function that takes the gradients that the call has left
         self.watch: Watch | None = None
 
     def __call__(self, sums: Sums) -> UpdateVerdict:
-        """Call it."""
+        """Call the program's function with all sums, and use the gradients that it leaves."""
         if not sums.meet(sums.exchange.all_sums, "sums"):
             return UpdateVerdict.LOST
         sums.exchange.buffers.settle()
@@ -207,7 +206,7 @@ class GradientHook:
         return UpdateVerdict.GO_ON if is_whole else UpdateVerdict.LOST
 
     def _left(self, step: int, gradients: Gradients) -> Gradients:
-        """Compute from copies what a call would leave."""
+        """Return the gradients that a call would leave, computed from copies."""
         self._seed("gradients")
         copies = {name: gradient.clone() for name, gradient in gradients.items()}
         given = dict(copies)
@@ -216,7 +215,7 @@ class GradientHook:
         return {name: copies[name] for name in sorted(kept)}
 
     def _take(self, gradients: Mapping[str, torch.Tensor], returned: Any) -> set[str]:
-        """Take what is returned as the gradients; return the names of those that are there."""
+        """Copy returned gradients to the sums; return the names of those that are present."""
         if not isinstance(returned, Mapping):
             raise TypeError(
                 f"`on_gradients` must return None or gradients by name, but returned a "
@@ -248,7 +247,7 @@ Limit = tuple[float, Container[int]]
 
 
 def clip_values(limits: Sequence[Limit], sums: Sums) -> UpdateVerdict:
-    """Clamp each element; meets nobody."""
+    """Clamp each element, without synchronization."""
     for limit, own in limits:
         for totals in sums.groups(own):
             torch._foreach_clamp_min_(totals, -limit)
@@ -257,7 +256,7 @@ def clip_values(limits: Sequence[Limit], sums: Sums) -> UpdateVerdict:
 
 
 def clip_norms(limits: Sequence[Limit], sums: Sums) -> UpdateVerdict:
-    """Scale what has too large a norm, by optimizer."""
+    """Scale gradients whose norm is too large, by optimizer."""
     exchange, present = sums.exchange, sums.present
     if not sums.meet(exchange.all_sums, "sums"):
         return UpdateVerdict.LOST

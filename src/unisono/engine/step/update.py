@@ -32,14 +32,14 @@ def pass_for_stepped(optimizer: Optimizer) -> None:
 
 @final
 class Options:
-    """The options of an optimizer's groups, which all workers must have alike."""
+    """The options of an optimizer's groups, which must be the same on all workers."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._number = optimizer, 0
         self._seen: list[tuple[Any, ...]] = []
 
     def note(self) -> int:
-        """Note them before passes; gives 32 bits that are the same where they are."""
+        """Record the options before passes; return 32 bits that are equal if the options are."""
         now = self._now()
         if now != self._seen:
             self._seen = now
@@ -51,7 +51,7 @@ class Options:
         return self._number
 
     def check(self) -> None:
-        """Refuse passes that have set them since they were noted; raises RuntimeError."""
+        """Raise RuntimeError if passes have changed options since they were recorded."""
         if self._now() == self._seen:
             return
         name = next(
@@ -84,7 +84,7 @@ class Member:
     update: SlicedUpdate | WholeUpdate = field(init=False)
 
     def check_reached(self, present: Sequence[bool], step: int) -> None:
-        """Refuse an update that has no gradients of its own; raises ValueError."""
+        """Raise ValueError if an update has no gradients for its parameters."""
         if not any(present[index] for index in self.parameters):
             raise ValueError(
                 f"the loss of an update must depend on the parameters that it changes, but in "
@@ -93,7 +93,7 @@ class Member:
             )
 
     def follow(self, exchange: Exchange) -> None:
-        """Be ready to update what an exchange says is this worker's now."""
+        """Prepare to update the pieces that this worker has now."""
         own = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
         each = enumerate(exchange.parameters)
         self.parameters = {index: parameter for index, parameter in each if id(parameter) in own}
@@ -107,7 +107,7 @@ class Member:
 
 @final
 class SlicedUpdate:
-    """Element-wise optimizers: each worker updates its pieces; state lies with them."""
+    """Element-wise updates: each worker updates its pieces, and has their state."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class SlicedUpdate:
         self.commit()
 
     def check_step(self) -> None:
-        """Refuse code that was put around the optimizer's `step` since the loop began."""
+        """Raise RuntimeError if code was put around ``step()`` since the loop began."""
         if is_surrounded(self._optimizer):
             raise RuntimeError(
                 "hooks of an optimizer's `step`, and what is put around it, must be there before "
@@ -150,12 +150,12 @@ class SlicedUpdate:
             )
 
     def apply(self, present: Sequence[bool]) -> None:
-        """Update this worker's pieces of the parameters that have a gradient."""
+        """Update this worker's pieces of parameters with a gradient."""
         if not (self._dense and all(present)):
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None
             self._dense = all(present)
-        pass_for_stepped(self._optimizer)  # where this worker has no pieces, too
+        pass_for_stepped(self._optimizer)  # even if this worker has no pieces
         if self._leaves:
             self._step_in_place_of_the_whole()
             self._check_state()
@@ -163,7 +163,7 @@ class SlicedUpdate:
             self._adopt_new(position)
 
     def _check_state(self) -> None:
-        """Refuse state that was not there when the loop began, and so has no place in the arena."""
+        """Raise RuntimeError for new state, which has no shared memory."""
         sizes = [len(state) for state in self._state.values()]
         if sizes == self._sizes:
             return
@@ -179,7 +179,7 @@ class SlicedUpdate:
                 )
 
     def commit(self) -> None:
-        """Show the user's optimizer the whole state of parameters that have got theirs."""
+        """Publish the whole state of parameters that have new state in the user's optimizer."""
         known = bytes(self._shared.known)
         if known == self._known:
             return
@@ -206,7 +206,7 @@ class SlicedUpdate:
                 group["params"] = parameters
 
     def _adopt_new(self, position: int) -> None:
-        """Keep state that the optimizer has just made for a piece with that of the others."""
+        """Keep state that the optimizer has just created for a piece with the other state."""
         state = self._state[self._leaves[position]]
         if any(isinstance(value, torch.Tensor) for value in state.values()):
             self._shared.adopt(self._pieces[position], state)
@@ -215,9 +215,9 @@ class SlicedUpdate:
 
 @final
 class WholeUpdate:
-    """Whole parameters, by one worker for all or by each worker for its replica.
+    """Updates of whole parameters, by one worker for all or by each worker for its replica.
 
-    The optimizer's state stays in the processes of those who update.
+    The optimizer's state stays in the processes that update.
     """
 
     def __init__(self, member: Member, exchange: Exchange) -> None:
@@ -237,11 +237,11 @@ class WholeUpdate:
         try:
             with self._exchange.updating():
                 self._optimizer.step()
-                self._exchange.references.take()  # it may have written to memory of its own
+                self._exchange.references.take()  # it may have written to other memory
         finally:
             for parameter in self._parameters.values():
                 parameter.grad = None
 
     def commit(self) -> None:
-        """See all that the update has changed."""
+        """Load changes of fixed parameters that the update made on another worker."""
         self._exchange.take_fixed()

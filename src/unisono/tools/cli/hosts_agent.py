@@ -6,7 +6,7 @@ Rendezvous and restarts are those of torchrun, except for the following:
   closed, so that no host waits there for others, and all end with the same exit status.
 * A lost host is waited for, host 0 and the rendezvous with it too: all begin again once it, or
   another in its place, is there. Starts count as long as they follow within a minute.
-* A long wait for other hosts is said; what our launcher says, and its exit status, come last.
+* A long wait for other hosts is reported; our launcher's message and exit status come last.
 * Signals are passed on to the launcher, which finishes the step. It ends with this process.
 """
 

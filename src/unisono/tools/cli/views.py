@@ -230,7 +230,7 @@ def explain(message: tuple[str, ...]) -> None:
 
 
 def explanations(text: str) -> list[str]:
-    """Give what the page has on the sentences and the error classes in a text."""
+    """Return the page's explanations of the sentences and error classes in a text."""
     rows = [row for row in _sentences() if _is_in(row[0].lower(), text.lower())]
     # DIRECTORY is what a command gets, `directory` what a program passes.
     found = [row for sentence, row in rows if _is_in(sentence, text)] or [row for _, row in rows]

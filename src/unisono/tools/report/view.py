@@ -157,7 +157,7 @@ def see(
     *,
     is_held: bool = True,
 ) -> View:
-    """Put into words how a run stands, given what each rank's process does, as far as known.
+    """Describe how a run stands, given what each rank's process does, as far as known.
 
     `is_held`: whether a process may have locked the directory.
     """
@@ -197,7 +197,7 @@ def _condition(
     ended, rate = status.progress.ended, status.steps_per_s
     if ended is not None:
         return Condition.FAILED if isinstance(ended, Failure) else Condition.ENDED
-    # Whoever holds the directory may start a replacement.
+    # The process that holds the directory may start a replacement.
     if states == {GONE.state} and (silent_s > STAYS_S or not is_held):
         return Condition.GONE
     patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)

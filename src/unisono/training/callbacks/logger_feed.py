@@ -108,7 +108,7 @@ class Sender:
             self._keep()
 
     def end(self, status: str) -> None:
-        """See :class:`LoggerRun`."""
+        """End the logger's run."""
         self._run.end(status)
 
     def _add(self, kind: str, step: int, event: Event, values: dict[str, float]) -> None:
