@@ -1,1 +1,1 @@
-"""How do the gradients of all workers become one sum, and an update everybody's?"""
+"""How the gradients of all workers become one sum, and an update reaches all workers."""

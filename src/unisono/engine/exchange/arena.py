@@ -1,6 +1,6 @@
 """The layout of a run's shared memory.
 
-One memory per run. The slots of all shards are reserved, but only the slots of parts that somebody
+One memory per run. The slots of all shards are reserved, but only the slots of parts that a worker
 computes are ever written, and unwritten pages do not exist::
 
     fixed │ parameters │ optimizer state │ whose │ buffers ×2 │ moved ×2 │ rows │ flags │ counts

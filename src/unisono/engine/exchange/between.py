@@ -54,7 +54,7 @@ class Between(ABC):
         """The lane of this worker; None: its host has more workers than there are lanes."""
 
     def trust(self) -> None:
-        """Treat the present state as the run's."""
+        """Treat the current state as the run's."""
         return
 
     def share(self, views: Callable[[], Sequence[memoryview]]) -> None:

@@ -129,8 +129,6 @@ def connect(team: Team, make: Callable[[Store], Group], number: int = 1) -> list
 
 
 class _Making(threading.Thread, Generic[Group]):
-    """Makes a group; drops it in this thread if nobody waits for it any more."""
-
     def __init__(self, make: Callable[[Store], Group]) -> None:
         super().__init__(name="unisono-connecting", daemon=True)
         self._make = make

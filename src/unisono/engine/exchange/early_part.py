@@ -73,11 +73,11 @@ class PartBuckets(BucketProgress):
         super().__init__(self.indices)
 
     def has_given(self, index: int) -> bool:
-        """Return whether a parameter's bucket was returned, and may still be being copied."""
+        """Return whether a parameter's bucket is complete, so that a copy may be under way."""
         return not any(self.missing[number] for number in self._buckets_of[index])
 
     def rest(self) -> list[tuple[int, int]]:
-        """Return the bytes of buckets that were not returned with their present values."""
+        """Return the bytes of buckets that are incomplete or have changed."""
         each = enumerate(zip(self.spans, self.missing, strict=True))
         return [span for number, (span, left) in each if left or number in self.changed]
 

@@ -286,7 +286,7 @@ class BucketSum:
         return communicator.all_gather(self._all_sums, self._total)
 
     def _by_slices(self) -> torch.Tensor:
-        """Return slice 0 of all own parts, then slice 1 of all of them, and so on, as bytes."""
+        """Return slice 0 of all own parts, then slice 1 of all own parts, and so on."""
         start, length, num_bytes = self._bucket.start, self._length, self._length * self._size
         flat = [self._own.memory(p.lo).flat(start, num_bytes, torch.uint8) for p in self._mine]
         if len(flat) == 1:

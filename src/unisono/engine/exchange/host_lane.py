@@ -45,6 +45,7 @@ _PIECES_AT_ONCE = 16
 _WAKE_BYTES = 1 << 17  # how much must arrive before this worker wakes, if so much is expected
 
 
+@final
 class HostLane(Carrier):
     """The connections of this worker to those of its lane; made by :func:`connect_lane`.
 
@@ -277,6 +278,7 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
 _LOOK_AT_TURN_EVERY_S, _LOOK_EVERY_WHILE_IDLE_S = 5e-3, 5e-4
 
 
+@final
 class LaneTurn(threading.Thread):
     """Sends buckets as they become ready, and ends with all sums received; starts immediately.
 

@@ -325,7 +325,6 @@ class Lanes(Between):
         self._check(self._pipeline.failure)
 
     def _parts_on(self, ranks: Sequence[int]) -> list[Node]:
-        """Return the maximal sub-trees within a host's shards, which are neighbours."""
         held = [part for rank in ranks for part in self._division.parts_of[rank]]
         return parts_of(range(held[0].lo, held[-1].hi), self._division.num_shards)
 
@@ -395,7 +394,7 @@ class _CopiedGradients:
         self._polling = threading.Lock()
 
     def add(self, indices: Sequence[int], are_made: Callable[[], bool]) -> None:
-        """Record parameters whose gradients are being copied; `are_made`: have they arrived?"""
+        """Record parameters whose gradients are being copied; `are_made` polls the copy."""
         self._copies.append((indices, are_made))
 
     def poll(self, ready: ReadyBuckets) -> None:

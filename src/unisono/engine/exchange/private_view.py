@@ -99,7 +99,7 @@ class PrivateView:
         while True:
             here = team.neighbours
             self._publish(changed, here.index(team.world.rank), len(here))
-            if team.meet(purpose):  # else somebody was lost, whose share the others publish
+            if team.meet(purpose):  # else a worker was lost, and the others publish its share
                 return changed
 
     def names(self, ranges: Ranges) -> Iterator[str]:

@@ -5,7 +5,7 @@ was kept, rows `self.half = self.fc.weight[:4]`, weights that are views of one f
 optimizer's own, a model that other processes read (`share_memory`). While a loop runs, parameters
 lie elsewhere. So that memory is kept the same as they are: what a step updates is copied there, and
 what the program changes there between steps counts as a change of the parameter. When the loop
-ends, the parameters lie there again. Parameters whose memory nobody else uses have none of this.
+ends, the parameters lie there again. Parameters whose memory has no other use are not tracked.
 """
 
 from __future__ import annotations

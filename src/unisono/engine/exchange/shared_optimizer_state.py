@@ -149,7 +149,7 @@ class SharedOptimizerState(PiecesOfState):
     def take_replaced(
         self, state: MutableMapping[torch.Tensor, Any], parameters: Sequence[torch.Tensor]
     ) -> bool:
-        """Store state that the program replaced, added or removed; return if any."""
+        """Store state that the program replaced, added or removed; return whether any was."""
         seen = [*chain.from_iterable(map(dict.values, state.values()))]
         if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
             return False

@@ -250,7 +250,6 @@ def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _share(num_bytes: int, position: int, size: int) -> tuple[int, int]:
-    """Return one worker's share of a number of bytes, in whole pages."""
     pages = -(-num_bytes // _SHARE_ALIGNMENT)
     bounds = [pages * part // size * _SHARE_ALIGNMENT for part in (position, position + 1)]
     return min(bounds[0], num_bytes), min(bounds[1], num_bytes)

@@ -1,4 +1,4 @@
-"""Where is a model cut? Units with their costs, or names that somebody gives ─► places.
+"""Where is a model cut? Units with their costs, or names that the user gives ─► places.
 
 A place is the number of a device, in the order in which they are given. Pure: numbers and names in,
 the place of each unit out. ::
@@ -142,7 +142,7 @@ class Unit:
     name: str  # of the module, or of the parameter or buffer
     module: nn.Module | None  # the module; None for a parameter or buffer
     parameters: dict[str, nn.Parameter]  # by their full names, those that no unit before it has
-    buffers: dict[str, torch.Tensor]  # likewise
+    buffers: dict[str, torch.Tensor]  # in the same way
     # whether it uses no others, as far as is known: it is one of torch's own modules, and all it
     # holds is its own
     is_alone: bool

@@ -83,7 +83,7 @@ def split(
 
 
 def check_can_be_cut(model: nn.Module) -> None:
-    """Refuse what is no model that can be cut."""
+    """Raise an error for an argument that is no model, or a model that cannot be split."""
     check_module("model", model)
     check_unwrapped(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -144,7 +144,7 @@ _EXAMPLE = '`["cuda:0", "cuda:1"]`'
 
 
 def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
-    """Find torch's devices, accelerators with their numbers.
+    """Return the devices as torch's, accelerators with their numbers.
 
     All have a number, the same for every worker, or none: then each worker has separate devices.
     """

@@ -229,7 +229,6 @@ def _take_rest(
 
 
 def _is_direct(key: Any, value: Any) -> bool:
-    """Return whether a value is a tensor named by its key and its parameter alone."""
     return isinstance(value, torch.Tensor) and "/" not in str(key)
 
 

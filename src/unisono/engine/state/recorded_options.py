@@ -178,7 +178,6 @@ def _schedules(state: Mapping[str, Any]) -> dict[str, LRScheduler]:
 
 
 def _scalars(state: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the options in a schedule's state, including those of nested schedules."""
     for name, value in state.items():
         path = f"{before}{name}"
         if name == "_schedulers" and isinstance(value, (list, tuple)):

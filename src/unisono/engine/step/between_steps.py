@@ -58,7 +58,7 @@ class BetweenSteps:
         exchange.take_changes()
         exchange.buffers.check_changes(self._team)
         self._guard.remember()
-        if exchange.division.is_outdated:  # somebody was lost there
+        if exchange.division.is_outdated:  # a worker was lost there
             self.divide()
             exchange.pop_new_state()
         elif exchange.pop_new_state():

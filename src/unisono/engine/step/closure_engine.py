@@ -15,7 +15,7 @@ worker are computed by the others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import torch
 from typing_extensions import override
@@ -26,6 +26,7 @@ from unisono.errors import NonFiniteLossError
 from unisono.runtime.forbidden import IN_AN_UPDATE, forbid
 
 
+@final
 class ClosureEngine(StepEngine):
     """Computes the steps of one loop, with the arguments of :class:`StepEngine`.
 
@@ -84,7 +85,7 @@ class ClosureEngine(StepEngine):
     def _take_gradients(self) -> StepMeans:
         """Sum the gradients of the finished passes; return the means. Collective."""
         means, is_whole = self._sum()
-        assert is_whole  # nobody is lost with what the others have not
+        assert is_whole  # no worker has state that the others lack
         exchange = self.exchange
         sums = zip(exchange.whole, self.sums.present, strict=True)
         # Copies: the optimizer may change them, and ask for the same again.

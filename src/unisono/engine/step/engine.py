@@ -237,7 +237,7 @@ class StepEngine:
         if more is not None:
             # The snapshot is not known to be whole; the one before it still is.
             self.between.copied = None
-            # Now, while nobody updates: what is read of the optimizer's state must be this step's.
+            # Now, while no worker updates: the optimizer's state must be read as this step's.
             self.between.follow_updates()
             return self.passes.take_over(more)
         if self.between.copied is not None:

@@ -76,7 +76,7 @@ class ShardLoss:
 
 
 def read_loss(value: Any, num_samples: int, *, is_first: bool = True) -> ShardLoss:
-    """Convert one shard's loss to one form; `num_samples` is the weight of means.
+    """Convert one shard's loss to a common form; `num_samples` is the weight of means.
 
     Sums without a weight are divided by 1, that of the step's first shard: the others have 0.
     """

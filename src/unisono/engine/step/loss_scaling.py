@@ -129,7 +129,7 @@ class LossScaling:
 
 
 def check_alone(names: Sequence[str]) -> None:
-    """Refuse, with a ValueError, to scale one loss for several optimizers of these names."""
+    """Raise ValueError if one loss would be scaled for several optimizers of these names."""
     if len(names) > 1:
         raise ValueError(
             f"losses are scaled for one optimizer at a time where `scaler` is given, but this "

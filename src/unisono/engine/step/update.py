@@ -225,7 +225,7 @@ class WholeUpdate:
         self._exchange, self._acts = exchange, exchange.acts
 
     def apply(self, present: Sequence[bool]) -> None:
-        """Update the parameters that have a gradient, once everybody's sums are finished."""
+        """Update the parameters that have a gradient, once all workers have their sums."""
         if not self._acts:
             pass_for_stepped(self._optimizer)  # elsewhere it has
             return
