@@ -6,7 +6,7 @@ sends the result. Each bucket starts one round after the bucket before it. With 
     ready      bucket 0   bucket 1   bucket 2        as gradients arrive, in any order
                   │          │          │
     sent          0 ──────── 1 ──────── 2            in this order on every worker
-    summed           0 ──────── 1 ──────── 2        as soon as the slices have arrived
+    summed           0 ──────── 1 ──────── 2         as soon as the slices have arrived
     given to all        0 ──────── 1 ──────── 2      as soon as they are summed
 
 A failure ends the exchange of this step only: it is recorded in `failure`, and the parts are kept.

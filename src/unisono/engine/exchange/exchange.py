@@ -14,11 +14,11 @@ An exchange has three parts, each independent of the others' implementation:
 ========= ======================================= ================================================
 part      decides                                 implementations
 ========= ======================================= ================================================
-carriage  where a worker's parts are, and how it    the host's memory (``host_memory.py``), with
+carriage  where a worker's parts are, and how it  the host's memory (``host_memory.py``), with
           gets slices of the others'              copies from and to devices; a process group
                                                   (``group_carriage.py``)
 between   how sums cross hosts                    one host (``between.py``); lanes (``lanes.py``)
-ownership who updates what, and whose loss loses   one copy for all (``shared_copy.py``); replicas
+ownership who updates what, and whose loss loses  one copy for all (``shared_copy.py``); replicas
           state                                   (``replicas.py``); pieces (``owned_pieces.py``)
 ========= ======================================= ================================================
 
