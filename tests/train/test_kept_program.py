@@ -468,7 +468,7 @@ def test_one_line_says_that_a_program_leads_to_more_than_is_looked_at(monkeypatc
     seen.all = [[n] for n in range(100)]
     trainer = unisono.Trainer(model, optimizer, loss, callbacks=[seen])
     trainer.fit(TensorDataset(torch.ones(8, 3)), batch_size=4, steps=2)
-    assert capsys.readouterr().out.count("is not kept with the run, so keep what") == 1
+    assert capsys.readouterr().out.count("are not saved with the run, so keep what") == 1
 
 
 def test_what_passes_store_is_left_alone():

@@ -87,7 +87,7 @@ def test_one_error_tells_of_what_else_is_another(tmp_path, capsys, more_layers, 
     with pytest.raises(CheckpointError) as caught:
         trainer.fit(TensorDataset(torch.randn(16, 3)), batch_size=4, steps=4)
     assert said in str(caught.value)
-    assert "the run goes on" not in "".join(capsys.readouterr())
+    assert "the run continues" not in "".join(capsys.readouterr())
 
 
 def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path):
