@@ -57,7 +57,7 @@ _NO_MORE = (
     "`--restarts` allows no other start: start all hosts again; with a `directory` the run "
     "continues from its newest checkpoint."
 )
-_OTHERS_ENDED = "another host has ended the run: look at what it says."
+_OTHERS_ENDED = "another host has ended the run: see its messages."
 _ENDED_WELL = "a host has come to the end of its program"
 _ENDED_WITH = "the exit status of the host that has ended the run"
 _OTHERS_ENDED_WELL = (
