@@ -83,7 +83,7 @@ def test_a_call_goes_on_while_somebody_waits_for_us_elsewhere(as_ranks, numel):
             assert isinstance(going_on, GroupWork)
             assert not going_on.is_completed()
             assert not going_on.is_success()
-            with pytest.raises(WaitTimeoutError, match=r"in the 0\.05 s that it is waited for"):
+            with pytest.raises(WaitTimeoutError, match=r"in the 0\.05 s that you wait for it"):
                 going_on.wait(timedelta(seconds=0.05))
             tell(group, 1)
             assert going_on.wait()

@@ -87,7 +87,7 @@ def test_the_batch_from_which_on_workers_gain_is_told() -> None:
     alone = told(0.002, updating_s=0.001)
     answer = PlanAnswer("train.py", measured(alone, told(0.001, 0.001, exchange_s=0.004)), 2, None)
     (line,) = [note for note in answer.as_json["notes"] if "slower" in note]
-    assert "they gain from a batch of about 96 on" in line  # passes of 6 ms, halved: 3 of 6
+    assert "they gain from a batch of about 96," in line  # passes of 6 ms, halved: 3 of 6
     assert pays_from(answer.measured, answer.measured.steps[-1]) == 96
     gains = measured(told(0.04), told(0.02, 0.02, exchange_s=0.001))
     assert pays_from(gains, gains.steps[-1]) is None

@@ -125,7 +125,7 @@ def test_a_process_group_holds_at_most_the_workers(group_of, here, group, is_ref
     if group is not None:
         group_of(*group)
     if is_refused:
-        with pytest.raises(ValueError, match=f"tell of {here.world_size}:"):
+        with pytest.raises(ValueError, match=f"WORLD_SIZE say {here.world_size}:"):
             refuse_larger_group(here)
     else:
         refuse_larger_group(here)

@@ -36,7 +36,7 @@ from unisono.runtime.world import per_process
 from unisono.training.identity import SAMPLES, check_switches, identity
 from unisono.training.run_context import RunContext
 
-COST_AT_MOST = 0.01
+COST_AT_MOST, COST_AT_MOST_AT_FIRST = 0.01, 0.1
 COMPARED_EVERY = 1024  # steps
 _POLL_S = 0.001
 
@@ -281,7 +281,9 @@ class Boundary:
         step = self._kept.position.step
         slot = self.engine.between.take_snapshot(step, self._collect, wait=wait)
         now_s = time.monotonic()
-        self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
+        # The first snapshot of a loop also waits for workers that arrive later.
+        cost_at_most = COST_AT_MOST if self._has_acted else COST_AT_MOST_AT_FIRST
+        self._next_at_s = now_s + (now_s - start_s) / cost_at_most
         return slot
 
     def compare_program(self) -> None:

@@ -226,15 +226,20 @@ class Growth:
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode without calling its `eval`, which it may override."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
+    """Set evaluation mode without calling `eval`, and undo what layers set or register in it."""
+    before = [
+        (names, dict(names))
+        for module in model.modules()
+        for names in (module._buffers, module._parameters, module._modules, vars(module))
+    ]
+    for module in model.modules():
         module.training = False
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for names, then in before:
+            names.clear()
+            names.update(then)
 
 
 def tell_of_loop(run: RunContext, step: Step) -> None:

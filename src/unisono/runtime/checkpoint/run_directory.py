@@ -320,13 +320,14 @@ def _lock(fd: int, directory: Path) -> None:
 
     A fork releases the lock when it starts to run, which may be after its parent was killed.
     """
-    until_s = time.monotonic() + _FORKS_LET_GO_WITHIN_S
+    until_s, is_told = time.monotonic() + _FORKS_LET_GO_WITHIN_S, True
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = holder_of(directory)
-            is_there = pid is None or started_at(pid) is not None
+            pid, was_told = holder_of(directory), is_told
+            is_told = pid is not None  # if not, the lock may just have been released
+            is_there = not was_told if pid is None else started_at(pid) is not None
             if is_there or time.monotonic() > until_s:
                 raise
             time.sleep(0.01)
