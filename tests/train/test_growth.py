@@ -353,3 +353,17 @@ def test_a_mean_that_a_count_divides_is_told_of_with_any_batch(collate, kind, ca
     assert lines.count("forward passes change `mean`") == 1, lines
     in_words = "as `count` grows, keep the sum over samples instead"
     assert ("`mean` and 1 more" if collate and kind is Stream else in_words) in lines
+
+
+def test_what_a_loss_stores_is_that_of_its_own_passes():
+    stored = []
+
+    def loss(model, batch):
+        stored.append(len(batch[0]))
+        return model(batch[0]).square().mean()
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), 0.1), loss, shards=2)
+    trainer.fit(torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=8, epochs=1)
+    assert stored == [4] * 4

@@ -276,7 +276,7 @@ class FitUnderWay(Observer):
                 for batch in itertools.islice(shards, 1):
                     self._rehearsals.compute(step, batch, loss)
                     if self._rehearsals.is_exact:
-                        self._growth.look(step, batch, self._loss)
+                        self._growth.look(step, batch, self._loss, self._rehearsals)
             for batch in shards:
                 step.backward(loss(model, batch))
             if looks_closely:

@@ -36,6 +36,7 @@ from unisono.engine.step.loss import is_of_whole_batch, read_loss
 from unisono.runtime.training_progress import now
 from unisono.training.computing import is_compiled
 from unisono.training.first_steps import OF_LABELS
+from unisono.training.rehearsals import Rehearsals
 from unisono.training.run_context import RunContext
 from unisono.training.step import Step
 
@@ -147,7 +148,13 @@ class Growth:
     def __init__(self, run: RunContext) -> None:
         self._run, self._is_done, self.is_open = run, False, False
 
-    def look(self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any]) -> None:
+    def look(
+        self,
+        step: Step,
+        batch: Any,
+        loss: Callable[[nn.Module, Any], Any],
+        rehearsals: Rehearsals,
+    ) -> None:
         """Check a shard whose passes are done, if it is the first, and report what was found."""
         run, engine = self._run, self._run.engine
         if self._is_done or engine is None or run.shards == 1 or is_compiled(run.kept.model):
@@ -160,7 +167,8 @@ class Growth:
 
         ways = (num_samples, divided), (_READ_AT_MOST, partial(step.read_rows, shard))
         for at_most, take in ways:
-            with suppress(Exception):  # what a batch is for the loss, nobody else knows
+            # Whether a batch can be divided, only its loss knows.
+            with suppress(Exception), rehearsals.undone():
                 self._look(shard, min(num_samples, at_most), take, loss, engine)
                 return
             engine.passes.start(shard)
@@ -226,20 +234,15 @@ class Growth:
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode without calling `eval`, and undo what layers set or register in it."""
-    before = [
-        (names, dict(names))
-        for module in model.modules()
-        for names in (module._buffers, module._parameters, module._modules, vars(module))
-    ]
-    for module in model.modules():
+    """Set evaluation mode without calling `eval`, which a model may override."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
         module.training = False
     try:
         yield
     finally:
-        for names, then in before:
-            names.clear()
-            names.update(then)
+        for module, mode in modes:
+            module.training = mode
 
 
 def tell_of_loop(run: RunContext, step: Step) -> None:

@@ -154,6 +154,15 @@ class Rehearsals:
         if before is not None:
             self._take_out(before)
 
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Restore what the program keeps after the block, whose passes only look at something."""
+        before = self.look()
+        try:
+            yield
+        finally:
+            before.put_back()
+
     def of_body(self) -> BodyRehearsal:
         """Return what repeats the first shard of a custom loop."""
         copied = _spare if self.is_exact else (lambda batch: None)
