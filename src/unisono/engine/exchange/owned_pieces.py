@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -33,13 +33,11 @@ from typing_extensions import override
 from unisono.engine.exchange.arena import Region
 from unisono.engine.exchange.host_memory import HostMemoryCarriage
 from unisono.engine.exchange.loop_layout import LoopLayout
-from unisono.engine.exchange.ownership import Ownership, PlannedState, values_of_all
-from unisono.engine.exchange.private_view import check_alike
+from unisono.engine.exchange.ownership import Ownership, PlannedState
 from unisono.engine.exchange.replicas import (
     begin_alike,
     copy_replica,
     go_back_alike,
-    hash_of,
     hashes_of,
     lay_out_alike,
 )
@@ -146,10 +144,6 @@ class OwnedPieces(Ownership):
         return self.team.meet(purpose)
 
     @override
-    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        return values_of_all(self.team, value, purpose)
-
-    @override
     def share(self, purpose: str) -> bool:
         return self.carriage.spread(self._host_parameters, self._parameters_memory, purpose)
 
@@ -159,13 +153,8 @@ class OwnedPieces(Ownership):
         check_in_place(self.layout.optimizer, self._shown)
 
     @override
-    def replica(self) -> int:
-        return hash_of(hashes_of(self.layout)) if self.team.size > 1 else 0
-
-    @override
-    def check_replicas(self, seen: Collection[int]) -> None:
-        if len(seen) > 1:
-            check_alike(self.team, hashes_of(self.layout))
+    def hashes(self) -> dict[str, int]:
+        return hashes_of(self.layout)
 
     @override
     def hand_out(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +15,11 @@ from torch.optim import Optimizer
 from unisono.engine.exchange.between import Between
 from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.loop_layout import LoopLayout
+from unisono.engine.exchange.private_view import check_alike
 from unisono.engine.exchange.shared_optimizer_state import PiecesOfState, StateKeys
 from unisono.engine.state.contents import named_parameters
 from unisono.runtime.device import on_host
 from unisono.runtime.workers.launcher_messages import Live
-from unisono.runtime.workers.team import Team
 
 PlannedState = tuple[StateKeys, dict[str, torch.Tensor]]
 """Optimizer state in memory that all workers of a host share: its keys, and examples by name."""
@@ -78,16 +79,18 @@ class Ownership(ABC):
         """Wait until every worker has read `whole`; return False if one was lost."""
 
     @abstractmethod
-    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """Return the values of all workers with separate sums; None if a worker was lost."""
-
-    @abstractmethod
     def share(self, purpose: str) -> bool:
         """Publish the update to all workers; return False if one was lost during it."""
 
     @abstractmethod
     def leave(self) -> None:
         """Move the model and its optimizer into separate memory. Not collective."""
+
+    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
+        """Return the values of all workers with separate sums; None if a worker was lost."""
+        membership = self.team.membership
+        heard = self.team.gather(value, purpose)
+        return list(heard.values()) if self.team.membership == membership else None
 
     @property
     def is_lost(self) -> bool:
@@ -126,13 +129,19 @@ class Ownership(ABC):
         """Return the positions of fixed parameters that may have changed since the loop began."""
         return range(len(self.layout.fixed))
 
+    def hashes(self) -> dict[str, int]:
+        """Return the hashes of this worker's replica by name; empty: there is none."""
+        return {}
+
     def replica(self) -> int:
-        """Return a hash of this worker's replica of the state; 0 if there is none."""
-        return 0
+        """Return one hash of this worker's replica, or 0 if none can be compared."""
+        hashes = self.hashes() if self.team.size > 1 else {}
+        return zlib.crc32(repr(hashes).encode()) or 1 if hashes else 0
 
     def check_replicas(self, seen: Collection[int]) -> None:
         """Raise MismatchError if the hashes of :meth:`replica` differ between workers."""
-        return
+        if len(seen) > 1:
+            check_alike(self.team, self.hashes())
 
     def hand_out(self) -> None:
         """Distribute one worker's state to all from the newest snapshot. Not collective."""
@@ -154,10 +163,3 @@ class Ownership(ABC):
         """Write the metadata that is saved beside the state into a snapshot."""
         facts = {**facts, "copy of buffers": self.layout.buffers.now}
         self.memory.snapshots.describe(slot, facts, tensors)
-
-
-def values_of_all(team: Team, value: bytes, purpose: str) -> list[bytes] | None:
-    """Return the values of all workers; None if one was lost. Collective."""
-    membership = team.membership
-    heard = team.gather(value, purpose)
-    return list(heard.values()) if team.membership == membership else None

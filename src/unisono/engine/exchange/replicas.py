@@ -8,7 +8,7 @@ going back. A worker that joins takes its replica from the newest snapshot.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.ownership import Ownership
-from unisono.engine.exchange.private_view import check_alike
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
 from unisono.engine.exchange.snapshots import as_bytes
 from unisono.engine.state.optimizer_state import apply_state, take_state
@@ -71,19 +70,11 @@ class Replicas(Ownership):
         return True
 
     @override
-    def replica(self) -> int:
-        return hash_of(self._hashes()) if self.team.size > 1 else 0
-
-    @override
-    def check_replicas(self, seen: Collection[int]) -> None:
-        if len(seen) > 1:
-            check_alike(self.team, self._hashes())
-
-    @override
     def leave(self) -> None:
         """Keep parameters and state where they are, in separate memory."""
 
-    def _hashes(self) -> dict[str, int]:
+    @override
+    def hashes(self) -> dict[str, int]:
         tensors: dict[str, torch.Tensor] = {}
         with suppress(CheckpointError):  # state that cannot be named
             tensors, _ = take_state(self.layout.optimizer, self.named_whole())
@@ -191,11 +182,6 @@ def copy_replica(
 def hashes_of(layout: LoopLayout) -> dict[str, int]:
     """Return a hash of each parameter, by name."""
     return {name: _hash(one) for name, one in zip(layout.names, layout.all, strict=True)}
-
-
-def hash_of(hashes: dict[str, int]) -> int:
-    """Return one hash of all hashes, which is never 0."""
-    return zlib.crc32(repr(hashes).encode()) or 1
 
 
 def _hash(tensor: torch.Tensor) -> int:

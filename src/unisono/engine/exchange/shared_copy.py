@@ -30,7 +30,7 @@ from typing_extensions import override
 from unisono.engine.exchange.between import Between
 from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.loop_layout import LoopLayout
-from unisono.engine.exchange.ownership import Ownership, PlannedState, values_of_all
+from unisono.engine.exchange.ownership import Ownership, PlannedState
 from unisono.engine.exchange.private_view import PrivateView
 from unisono.engine.exchange.shared_optimizer_state import (
     SharedOptimizerState,
@@ -115,10 +115,6 @@ class SharedCopy(Ownership):
     @override
     def are_read(self, purpose: str) -> bool:
         return self.team.meet(purpose)
-
-    @override
-    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        return values_of_all(self.team, value, purpose)
 
     @override
     def share(self, purpose: str) -> bool:
