@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.errors import CheckpointError
+from unisono.runtime.checkpoint import run_directory
 from unisono.runtime.checkpoint.run_directory import lock_directory
 
 
@@ -106,6 +107,14 @@ def test_a_fork_that_lets_go_later_keeps_nobody_out(folder):
         other.send_signal(signal.SIGKILL)
         other.wait(60)
         assert lock_directory(folder) is not None
+
+
+def test_a_lock_that_is_released_while_its_holder_is_sought_is_taken(folder, monkeypatch):
+    folder.mkdir(parents=True, exist_ok=True)
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(run_directory, "holder_of", lambda directory: os.close(other))
+    assert lock_directory(folder) is not None
 
 
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])
