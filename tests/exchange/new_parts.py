@@ -11,6 +11,7 @@ from unisono.engine.exchange.replicas import (
     copy_replica,
     go_back_alike,
     lay_out_alike,
+    load_replica,
 )
 from unisono.engine.state.optimizer_state import apply_state, take_state
 from unisono.engine.state.saved import apply_groups
@@ -102,6 +103,9 @@ class Server(Ownership):
 
     def load(self):
         go_back_alike(self, self._take_state)
+
+    def discard_changes(self):
+        self._take_state(load_replica(self.layout))
 
     def copy(self, slot, copy_of_buffers, position, size):
         copy_replica(self.layout, slot, copy_of_buffers, position, size, into_slot=True)

@@ -207,6 +207,16 @@ def on_devices(shard, step, original=gradients_of):
     return [one if one is None else one.to(there) for one in original(shard, step)]
 
 
+def go_back(exchange, model):
+    """Return to the newest snapshot, and change something behind a lost step."""
+    exchange.load()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(1)
+    exchange.discard_changes()
+    return exchange.memory.newest()[0]["step"]
+
+
 def train(team, kind, optimizer, num_shards, device=None):
     model, updates, exchange = bound(team, kind, optimizer, num_shards, device)
     seen, step = {}, 0
@@ -214,14 +224,12 @@ def train(team, kind, optimizer, num_shards, device=None):
     while step < STEPS:
         sums = take_step(exchange, updates, step)
         if sums is None:
-            exchange.load()
-            step = exchange.memory.newest()[0]["step"]
+            step = go_back(exchange, model)
         else:
             seen[step] = sums
             step += 1
             if exchange.is_lost:
-                exchange.load()
-                step = exchange.memory.newest()[0]["step"]
+                step = go_back(exchange, model)
     exchange.trust_leader()
     if not exchange.have_all:
         snapshot(exchange, team, step, updates)

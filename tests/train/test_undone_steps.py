@@ -47,3 +47,42 @@ def test_what_an_undone_step_has_shown_is_undone(monkeypatch, capfd, at, exchang
     assert unisono.launch(adversarial, workers=2) == [found] * 2
     assert "worker 1" in (joined := capfd.readouterr().err.splitlines()[-1])
     assert "has joined" in joined, "the replacement must have joined in the midst"
+
+
+def followed(of_optimizer):
+    """Change after each step's block what a run keeps, without a look at `is_done`."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(96, 8))
+    online, target = nn.Linear(8, 2), nn.Linear(8, 2)
+    target.requires_grad_(False)
+    model = nn.ModuleDict({"online": online, "target": target})
+    model.register_buffer("mean", torch.zeros(2))
+    model.register_buffer("steps", torch.zeros(()), persistent=False)
+    optimizer = torch.optim.Adam(online.parameters())
+    run = unisono.Run(model, optimizer, shards=4)
+    for step in run.steps(data, batch_size=8, steps=STEPS):
+        with step:
+            for (x,) in step.shards:
+                rate = optimizer.param_groups[0].get("rate", 1.0)
+                step.backward(rate * (online(x) - target(x) - model.mean - 1).square().mean())
+        with torch.no_grad():
+            target.weight.lerp_(online.weight, 0.1)
+            online.weight.mul_(0.99)
+            model.mean.mul_(0.9).add_(online.bias, alpha=0.1)
+            model._buffers["steps"] = model.steps + 1
+            for state in optimizer.state.values() if of_optimizer else ():
+                state["exp_avg"].mul_(0.9)
+        if step.number % 10 == 9:
+            optimizer.param_groups[0]["rate"] = 1.0 + step.number / STEPS
+    return run.digest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["shared", "zero", "staged"])
+def test_changes_after_the_block_of_an_undone_step_are_undone(monkeypatch, capfd, exchange):
+    of_optimizer = exchange != "zero"
+    found = followed(of_optimizer)
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=33,at=updated")
+    assert unisono.launch(followed, of_optimizer, workers=2) == [found] * 2
+    assert "has joined" in capfd.readouterr().err

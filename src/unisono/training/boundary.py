@@ -145,6 +145,11 @@ class Boundary:
         if self.run.program_kept is not None and self.run.program_kept.drawn is not None:
             self.engine.passes.draw_on(self.run.program_kept.drawn, self._kept.position.step)
 
+    def undo_body(self) -> None:
+        """Undo what the rest of the loop's body has changed after a lost step."""
+        self.engine.between.discard_changes()
+        self.undo()
+
     def end(self) -> bool:
         """Save the loop's result; return False if it has to go back first. Collective."""
         if self.is_between_steps and not self._exchange.is_lost:

@@ -261,7 +261,7 @@ def steps_of(
             step.check_finished()
             if not step.is_done:
                 run.replicated_calls.is_undone = False
-                boundary.undo()
+                boundary.undo_body()
                 is_agreed = len(run.team.hosts) > 1
                 continue
 

@@ -303,6 +303,11 @@ class Exchange:
         self.trust_leader()
         self.divide()
 
+    def discard_changes(self) -> None:
+        """Undo what the program has changed since :meth:`load`. Not collective."""
+        self._ownership.discard_changes()
+        self.references.show()
+
     def named_whole(self) -> dict[str, nn.Parameter]:
         """Return the parameters whose optimizer state is not kept in pieces, by name."""
         return self._ownership.named_whole()

@@ -40,6 +40,7 @@ from unisono.engine.exchange.replicas import (
     go_back_alike,
     hashes_of,
     lay_out_alike,
+    load_replica,
 )
 from unisono.engine.exchange.shared_optimizer_state import (
     PiecesOfState,
@@ -114,6 +115,10 @@ class OwnedPieces(Ownership):
         while len(self.team.hosts) == 1 and not self.team.meet("going back"):
             continue
         go_back_alike(self, self._take_state)
+
+    @override
+    def discard_changes(self) -> None:
+        load_replica(self.layout)  # programs cannot change state in pieces
 
     @override
     def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:

@@ -63,6 +63,10 @@ class Ownership(ABC):
         """Load the newest snapshot. Collective."""
 
     @abstractmethod
+    def discard_changes(self) -> None:
+        """Undo what the program has changed since :meth:`load`. Not collective."""
+
+    @abstractmethod
     def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
         """Copy one of `size` shares of the state into a snapshot."""
 

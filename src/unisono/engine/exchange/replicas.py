@@ -44,6 +44,10 @@ class Replicas(Ownership):
         go_back_alike(self, self._take_state)
 
     @override
+    def discard_changes(self) -> None:
+        self._take_state(load_replica(self.layout))
+
+    @override
     def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
         copy_replica(self.layout, slot, copy_of_buffers, position, size, into_slot=True)
 
@@ -145,16 +149,20 @@ def begin_alike(
 
 def go_back_alike(owner: Ownership, take_state: Callable[[int], None]) -> None:
     """Load the replica in the newest snapshot; `take_state` reads the optimizer's state."""
-    layout, memory = owner.layout, owner.memory
 
     def put_back() -> None:
         owner.carriage.forget_step()
-        slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
-        copy_replica(layout, slot, copy_of_buffers, 0, 1, into_slot=False)
-        layout.buffers.load(copy_of_buffers)
-        take_state(slot)
+        take_state(load_replica(owner.layout))
 
     owner.between.go_back(put_back, in_shares=False)
+
+
+def load_replica(layout: LoopLayout) -> int:
+    """Load parameters and buffers from the newest snapshot, and return its slot."""
+    slot, copy_of_buffers = layout.memory.newest_slot, layout.memory.copy_of_buffers
+    copy_replica(layout, slot, copy_of_buffers, 0, 1, into_slot=False)
+    layout.buffers.load(copy_of_buffers)
+    return slot
 
 
 def copy_replica(

@@ -93,6 +93,10 @@ class SharedCopy(Ownership):
     @override
     def load(self) -> None:
         self._put_back()
+        self.discard_changes()
+
+    @override
+    def discard_changes(self) -> None:
         self._look(copy_of_buffers=self.memory.copy_of_buffers)
         for parameter in self.layout.parameters:
             self.layout.optimizer.state.pop(parameter, None)
@@ -287,4 +291,5 @@ class SharedCopy(Ownership):
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
         apply_state(self.layout.optimizer, self.named_whole(), facts, tensors)
-        apply_groups(facts["groups"], self.layout.optimizer)  # its step may change options
+        # Its step may have changed options.
+        apply_groups(facts["groups"], self.layout.optimizer, exactly=True)

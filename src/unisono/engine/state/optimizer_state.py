@@ -24,6 +24,7 @@ from unisono.runtime.notices import shown
 _MISSING = object()
 _PLAIN = (bool, int, float, str, tuple)
 _NONE = ""  # the name of no parameter
+NO_OPTIONS = {"params", "param_names"}  # of a group
 
 
 def named_states(
@@ -99,7 +100,7 @@ def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
         {
             key: _plain(f"the optimizer's `{key}`", value)
             for key, value in group.items()
-            if key not in ("params", "param_names")
+            if key not in NO_OPTIONS
         }
         for group in optimizer.param_groups
     ]

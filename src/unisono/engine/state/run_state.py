@@ -131,7 +131,7 @@ class RunState:
 
     def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the facts and tensors beside a snapshot that an exchange has loaded."""
-        apply_groups(facts["groups"], self.optimizer)
+        apply_groups(facts["groups"], self.optimizer, exactly=True)
         apply_modes(facts["modes"], self.model, self.optimizer)
         self._before = facts["modes"]
         self._apply_rest(facts, tensors)

@@ -25,7 +25,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.state.contents import is_dense, named_parameters, updated_parameters
-from unisono.engine.state.optimizer_state import join_state, put_back_state
+from unisono.engine.state.optimizer_state import NO_OPTIONS, join_state, put_back_state
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.runtime.checkpoint.sealed import Sealed
@@ -118,10 +118,17 @@ def apply(
     apply_modes(snapshot.facts["modes"], model, optimizer)
 
 
-def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Load the options of a checkpoint into groups, or raise CheckpointError and change none."""
+def apply_groups(
+    groups: list[dict[str, Any]], optimizer: Optimizer, *, exactly: bool = False
+) -> None:
+    """Load options into groups, or raise CheckpointError and change none.
+
+    A checkpoint may lack options of a newer torch, which stay; `exactly`: other options go.
+    """
     check_groups(groups, optimizer)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for key in group.keys() - values.keys() - NO_OPTIONS if exactly else ():
+            del group[key]
         for key, value in values.items():
             if key != "params":
                 here = group.get(key)  # the program may have added others while it ran

@@ -110,6 +110,12 @@ class BetweenSteps:
         self._guard.remember()
         self._follow()
 
+    def discard_changes(self) -> None:
+        """Undo what the program has changed since :meth:`go_back`. Not collective."""
+        self._exchange.discard_changes()
+        self._guard.remember()
+        self.follow_updates()
+
     def follow_updates(self) -> None:
         """Prepare to update the pieces that this worker has now."""
         for member in self._members:
