@@ -43,11 +43,13 @@ class Collator:
         if self.own.found:
             self.own.seed(word)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Find the program's generators again, as the program may have created new ones."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self.own.look()
+    def begin_epoch(self, epoch: int) -> bool:
+        """Return whether the epoch is new; then find generators that the program has created."""
+        if epoch == self._epoch:
+            return False
+        self._epoch = epoch
+        self.own.look()
+        return True
 
     def collate(
         self, numbers: Sequence[int], samples: Any, epoch: int, first_repeat: int = 0

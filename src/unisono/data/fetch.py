@@ -137,17 +137,21 @@ class Reader:
         if keys := self._keys(epoch):
             places = [keys[number] for number in numbers]
         again = [0] * len(numbers) if repeats is None else repeats.tolist()
-        self._collator.begin_epoch(epoch)
+        begins = self._collator.begin_epoch(epoch)
         with num_threads(1):
-            self.look(numbers, places, epoch, again)
+            if self._twice is not None and self._twice.is_due():
+                self.look(numbers, places, epoch, again)
             samples = self.read(numbers, places, epoch, again)
-            return self._collator.collate(numbers, samples, epoch, again[0])
+            batch = self._collator.collate(numbers, samples, epoch, again[0])
+            if begins and self._collator.own.made():
+                self.look(numbers, places, epoch, again)
+            return batch
 
     def look(
         self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
     ) -> None:
-        """Read the first samples twice and compare them, if it is due and code reads them."""
-        if self._twice is None or not self._twice.is_due():
+        """Read the first samples twice and compare them."""
+        if self._twice is None:
             return
         few = _FEW if self.takes_many else 1
         place_of, repeat_of = (

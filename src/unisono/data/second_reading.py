@@ -26,6 +26,7 @@ from unisono.data.collating import Collator
 from unisono.errors import LoadingError
 from unisono.programs.account import Account, over_shared_memory
 from unisono.programs.hashes import hashed
+from unisono.programs.holders import drawn_by
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen
 from unisono.runtime.device import drawn_so_far
 
@@ -44,6 +45,7 @@ _KEPT = (
     "the dataset draws random numbers when it reads a sample for the first time, and not when it "
     f"reads it again, as if it kept what it drew: {_APART}"
 )
+_MADE = "made"
 _OTHERS = (
     "reading the same sample twice gave different values: draw from torch's, numpy's or "
     "Python's default generator, or from one that is an attribute, and leave out the time, the "
@@ -108,8 +110,12 @@ class SecondReading:
         def reading() -> Seen:
             return self._reading(read, numbers, epoch, 0)
 
+        if not is_first and (path := self._unseeded(reading)):
+            return Dependence(path, _MADE)
         before = self._look()
         once = reading()
+        if not is_first and (path := self._unseeded(reading)):
+            return Dependence(path, _MADE)
         # Some datasets create their generators only when they are first read.
         if is_first and self._collator.own.look():
             before = self._look()
@@ -128,6 +134,14 @@ class SecondReading:
         if finding is None:
             before.put_back()
         return finding
+
+    def _unseeded(self, reading: Callable[[], object]) -> str:
+        """Return the path to a generator made since the last look that samples draw from."""
+        made = self._collator.own.made()
+        drawn = {path: drawn_by(generator) for path, generator in made.items()}
+        if made:
+            reading()
+        return next((path for path, one in made.items() if drawn_by(one) != drawn[path]), "")
 
     def _look(self) -> Account:
         own = self._collator.own
@@ -159,6 +173,12 @@ class SecondReading:
 
 def _reason(finding: Dependence) -> str:
     path = f"`{finding.path}`"
+    if finding.differs == _MADE:
+        return (
+            f"samples draw from {path}, a generator that the dataset has made after its first "
+            f"batch, so it is not seeded for each sample: make it in `__init__`, or make it of "
+            f"the index, such as `numpy.random.default_rng(index)`."
+        )
     if _DRAWN in (finding.differs, finding.after):
         kept = (
             f"{path} keeps something of earlier readings (what was drawn, or how many there were), "

@@ -60,6 +60,13 @@ class OwnGenerators:
         self.holders, self.apart = walk.holders, walk.of_modules
         return before != [own.generator for own in self.found]
 
+    def made(self) -> dict[str, Any]:
+        """Return, by path, the generators that exist now, but did not at the last look."""
+        if self._account is None or not self._account.changes():
+            return {}
+        known = {id(own.generator) for own in self.found}
+        return {p: one for p, one in Walk(self._roots).generators.items() if id(one) not in known}
+
     def seed(self, word: int) -> None:
         """Seed all generators, each differently, from the 64 bits that the default ones get."""
         for own in self.found:

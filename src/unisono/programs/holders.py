@@ -175,6 +175,9 @@ def _put_attributes(owner: Any, without: Collection[str] | None, content: Conten
     kind = wanted.pop("__class__")
     if kind is not type(owner):
         object.__setattr__(owner, "__class__", kind)
+    if isinstance(owner, torch.nn.Module):
+        for name in (*owner._parameters, *owner._buffers):
+            wanted.pop(name, None)  # pruning computes an attribute, which would hide it
     if table is not None:
         for name in [name for name in table if name not in wanted and name not in (without or ())]:
             del table[name]
@@ -375,8 +378,8 @@ def _put_table(owner: Any, names: Any, content: Content) -> None:
         del tables[table][key]
     for name, value in zip(*content, strict=True):
         table, _, key = name.partition(".")
-        if type(value) is not str:
-            tables[table][key] = value
+        there = tables[table].pop(key, None)  # to the end, as its order counts
+        tables[table][key] = there if type(value) is str else value
 
 
 def _read_hooks(owner: Any, names: Any) -> Content:
@@ -633,7 +636,8 @@ def layout_of(kind: Any) -> Any:
         slots = members.get("__slots__", ())
         own += 1 if isinstance(slots, str) else len(slots)
         added = each.__basicsize__ - each.__base__.__basicsize__
-        if not each.__flags__ & _IS_HEAP or added > own * _POINTER:
+        is_a_dict = "__dict__" in members and added == _POINTER  # as SimpleNamespace is
+        if not (each.__flags__ & _IS_HEAP or is_a_dict) or added > own * _POINTER:
             return None  # it holds more than attributes and slots
     return object
 

@@ -157,9 +157,7 @@ class KeptProgram:
                     content = _of_names(content, then, known.holder.names or (), holder.names or ())
                 place = _Place(holder, content, known.copy, at < num_read)
             else:
-                is_drawn = holder.kind is h.DRAWN
-                copy = copy_of(holder.owner) if is_drawn else account.copy(holder)
-                place = _Place(holder, then, copy, at < num_read)
+                place = _Place(holder, then, _copy(account, holder), at < num_read)
             self._places[holder.key] = place
         self._known = Known(walk.things, walk.names, self._tensors)
 
@@ -209,8 +207,14 @@ class KeptProgram:
             ],
             "values": self._changed(),
             "own": sorted(self._own),
+            "stored": self._stored_by_key(),
             "drawn": Packer(self._known).pack(self._drawn_now()),
         }
+
+    def _stored_by_key(self) -> list[list[str]]:
+        keys = {place.holder.identity: key for key, place in self._places.items()}
+        found = ([keys.get((number, kind), ""), slot] for number, kind, slot in self._stored)
+        return sorted(pair for pair in found if pair[0])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the contents of the program's objects."""
@@ -250,6 +254,12 @@ class KeptProgram:
         if len(set(votes.values())) == 1:
             return
         packed = {f"{key}\0{slot}": part for key, slot, part in _parts(values)}
+        # Workers read different samples, and generators are seeded before each.
+        of_passes = {key for key, place in self._places.items() if place.is_read_in_passes}
+        packed = {
+            part: _undrawn(one) if part.partition("\0")[0] in of_passes else one
+            for part, one in packed.items()
+        }
         mine = {part: _number_of(one) for part, one in packed.items()}
         heard = team.gather(json.dumps(mine).encode(), "state of the program")
         said = {rank: json.loads(message) for rank, message in heard.items()}
@@ -419,6 +429,9 @@ class KeptProgram:
                 self._run_state[key] = copied(value)
         values, device = state["values"], next(self._model.parameters()).device
         self._own |= set(state["own"])
+        for key, slot in state.get("stored", ()):  # other workers have seen passes write there
+            if key in self._places:
+                self._stored.add((*self._places[key].holder.identity, slot))
         unpacker = Unpacker(self._known, device)
         wanted = {}
         for key, place in self._places.items():
@@ -449,7 +462,9 @@ class KeptProgram:
         if holder.kind is h.ENTRIES:
             is_by_slot = not self._may_put_back(place) or "slots" in (packed or ())
         if is_by_slot:
-            then = now if holder.kind is h.TABLE else dict(h.numbered(place.content))
+            then = dict(h.numbered(place.content))
+            if holder.kind is h.TABLE:  # its first tensors are stored elsewhere
+                then = {name: now.get(name, place.copy[name]) for name in then}
             packed = packed or {"slots": {}, "gone": [], "rest": []}
             is_saved = id(holder.owner) in self._saving  # except for what its own state omits
             mine = {
@@ -457,7 +472,7 @@ class KeptProgram:
                 for n in now
                 if n in packed["rest"]
                 or not self._kept_slots(place, [n])
-                or (is_saved and n not in packed["slots"])
+                or (is_saved and n not in packed["slots"] and not self._may_forget(then, now, n))
             }
             kept = {name: now[name] for name in now if name in mine}
             wanted = {n: value for n, value in then.items() if n not in kept} | kept
@@ -476,6 +491,14 @@ class KeptProgram:
             return ((), tuple(unpacker.unpack(part) for part in values)), None
         keys = tuple(unpacker.unpack(name) for name in names)
         return (keys, tuple(unpacker.unpack(values))), None
+
+    def _may_forget(self, then: Mapping[Any, Any], now: Mapping[Any, Any], name: Any) -> bool:
+        """Return whether what an object's own state may lack has its first value, as it had then.
+
+        What its `load_state_dict` creates in another process, such as a mark, stays.
+        """
+        is_of_then = name in then or self._after is not None
+        return is_of_then and type(then.get(name, now[name])) in h.PLAIN
 
     def _may_put_back(self, place: _Place) -> bool:
         identity = place.holder.identity
@@ -500,6 +523,13 @@ def _kept_apart(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
+def _copy(account: Account, holder: Holder) -> Any:
+    """Return a copy of a generator, a tensor or an array, or a layer's first tensors by name."""
+    if holder.kind is h.TABLE:
+        return {name: _in_table(holder.owner, name) for name in holder.read()[0]}
+    return copy_of(holder.owner) if holder.kind is h.DRAWN else account.copy(holder)
+
+
 def _in_table(layer: nn.Module, name: str) -> Any:
     table, _, name = name.partition(".")
     return vars(layer)[table][name]
@@ -516,6 +546,17 @@ def _parts(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
             yield from ((key, name, "gone") for name in packed["gone"])
         else:
             yield key, "", packed
+
+
+def _undrawn(packed: Any) -> Any:
+    """Return packed values without the positions of random generators."""
+    if isinstance(packed, list):
+        return [*map(_undrawn, packed)]
+    if not isinstance(packed, dict):
+        return packed
+    if packed.get("@") in ("random", "generator", "bits"):
+        return {"@": packed["@"]}
+    return {key: _undrawn(part) for key, part in packed.items()}
 
 
 def _number_of(packed: Any) -> int:

@@ -394,10 +394,10 @@ class Walk:
         kind: Any = type(value)
         if kind.__module__ in _OF_PYTHON or any(form.fits(value) for form in FORMS.values()):
             return
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         try:
             h.MADE_IN_C.read(value, None)
-            is_seen = time.perf_counter() - begun_s < _PICKLED_WITHIN_S
+            is_seen = time.thread_time() - begun_s < _PICKLED_WITHIN_S
         except Exception:  # pickling it may raise anything
             is_seen = False
         if is_seen:

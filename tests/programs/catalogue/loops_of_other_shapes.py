@@ -12,7 +12,7 @@ def main():
 
 run = main()
 
-# %% folded_by_reduce: TOLD begins.anew
+# %% folded_by_reduce: TOLD starts.over
 import functools
 
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
@@ -27,7 +27,7 @@ def train(weight, step):
 
 result = functools.reduce(train, run.steps(data, batch_size=16, epochs=4), 1.0)
 
-# %% one_function_calls_itself: TOLD begins.anew
+# %% one_function_calls_itself: TOLD starts.over
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 
 
@@ -43,7 +43,7 @@ def go(steps, weight):
 
 result = go(run.steps(data, batch_size=16, epochs=4), 1.0)
 
-# %% a_list_comprehension_over_steps: TOLD begins.anew
+# %% a_list_comprehension_over_steps: TOLD starts.over
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 
 
@@ -61,7 +61,7 @@ losses = [
 ]
 result = round(sum(losses), 12)
 
-# %% enumerate_and_zip: TOLD begins.anew
+# %% enumerate_and_zip: TOLD starts.over
 import itertools
 
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
@@ -71,7 +71,7 @@ for (i, step), weight in zip(enumerate(steps), itertools.cycle([1.0, 0.5, 2.0, 1
         for batch in step.shards:
             step.backward(loss(m, batch) * weight * (1 + 0.1 * i))
 
-# %% losses_of_shards_for_the_next_step: TOLD worker.alone
+# %% losses_of_shards_for_the_next_step: TOLD worker.computed
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 last = []
 for step in run.steps(data, batch_size=16, epochs=4):
