@@ -9,7 +9,7 @@ import torch
 from tests.device.ranks import Normed
 from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.new_parts import Mail, Server
-from tests.workers.desk import MOMENTS, Death, Job
+from tests.workers.fake_launcher import MOMENTS, Death, Job
 from torch import nn
 
 from unisono.engine.exchange import group_carriage, lanes

@@ -55,7 +55,7 @@ class Said:
     message: OfRecovery
 
     def __call__(self, state: RecoveryState) -> RecoveryDecision:
-        return recovery.said(state, self.rank, self.message)
+        return recovery.received(state, self.rank, self.message)
 
 
 READY = Said(0, Ready())

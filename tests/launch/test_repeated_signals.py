@@ -97,7 +97,7 @@ def test_a_signal_that_is_told_twice_counts_once(
         hosts=hosts,
     )
     supervision = supervise._Supervision(server, job, told)  # type: ignore[arg-type]
-    monkeypatch.setattr(supervision._requests, "want_stop", lambda signum: finishes_step)
+    monkeypatch.setattr(supervision._requests, "request_stop", lambda signum: finishes_step)
     try:
         for signum, after_s in signals:
             clock.now, told.new = 100.0 + after_s, [signum]

@@ -24,12 +24,12 @@ def state_after(*before: Event, workers: int, replaces: bool = True) -> recovery
     state = recovery.RecoveryState(
         Membership.of(workers), world_size=workers, restarts=9, replaces=replaces
     )
-    for event in (partial(recovery.said, rank=0, message=Ready()), *before):
+    for event in (partial(recovery.received, rank=0, message=Ready()), *before):
         state = event(state).state
     return state
 
 
-LOOP = partial(recovery.said, rank=0, message=LoopBegan(0, {}))
+LOOP = partial(recovery.received, rank=0, message=LoopBegan(0, {}))
 
 
 def lost(rank: int) -> Event:

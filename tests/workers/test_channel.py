@@ -10,7 +10,7 @@ import pytest
 from tests.descriptors import none_stay_open
 
 from unisono.runtime.checkpoint.slots import Places
-from unisono.runtime.checkpoint.writer import Kept
+from unisono.runtime.checkpoint.writer import SlotToWrite
 from unisono.runtime.workers import launcher_messages as channel_module
 from unisono.runtime.workers.launcher_messages import (
     Begun,
@@ -47,7 +47,7 @@ def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
         Begun(),
         ShowProgress({"loss": 0.5, "epoch": None}),
         Live(Membership((0, 2), leader=2, why="one was lost"), {"key": 1}, is_alone=False),
-        WriteRequest(Kept(Places(1, 64, 0, (18, 34), 16, 8), 0, 3, "runs/1", 2), wait=True),
+        WriteRequest(SlotToWrite(Places(1, 64, 0, (18, 34), 16, 8), 0, 3, "runs/1", 2), wait=True),
     ]
     for message in sent:
         left.send(message)

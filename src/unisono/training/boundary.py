@@ -80,7 +80,7 @@ class Boundary:
     def forgo_recovery(self, reason: str) -> None:
         """Disable recovery, and with it the snapshots that nothing else needs."""
         self._recovers = False
-        self._team.supervisor.tell(NoRecovery(reason))
+        self._team.supervisor.notify(NoRecovery(reason))
 
     def begin(self) -> bool:
         """Take a loop's first snapshot, if snapshots are needed; return whether. Collective."""
@@ -190,7 +190,7 @@ class Boundary:
             self._advance(after)
             if self._checkpoints.is_due(after):
                 due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
-        if self._team.is_asked_to_stop:
+        if self._team.is_stop_requested:
             due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
             if self._ends_here or len(self._team.hosts) > 1:  # launchers of hosts cannot write
                 due |= BoundaryTasks.CHECKPOINT

@@ -22,7 +22,7 @@ from typing import Any, final
 
 from unisono.engine.exchange.snapshots import Snapshots
 from unisono.engine.state.run_state import Position
-from unisono.engine.state.saved import Snapshot
+from unisono.engine.state.saved import CheckpointData
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.checkpoint.folder import digest_of_state, read_folder
@@ -34,7 +34,7 @@ from unisono.runtime.checkpoint.run_directory import (
     file_id_of,
 )
 from unisono.runtime.checkpoint.sealed import HeldAt, Sealed
-from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
+from unisono.runtime.checkpoint.writer import CheckpointWriter, SlotToWrite
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.runtime.notices import plural
 from unisono.runtime.plainfile import path_given
@@ -52,7 +52,7 @@ class FoundCheckpoint:
     """The checkpoint from which a run continues."""
 
     path: str  # its folder
-    snapshot: Snapshot  # its content
+    snapshot: CheckpointData  # its content
     is_ahead: bool  # whether the loop about to begin had ended by then
     is_later: bool = False  # and whether a later loop made it
 
@@ -96,7 +96,7 @@ class Checkpoints:
         self.is_another: bool | None = None
         self._is_open = False  # whether this worker has opened the URL
         # The newest checkpoint, read and reported once, if a later loop made it.
-        self._ahead: tuple[Snapshot, CheckpointEntry, list[CheckpointEntry]] | None = None
+        self._ahead: tuple[CheckpointData, CheckpointEntry, list[CheckpointEntry]] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Checkpoints:
         identity: Mapping[str, Any],
         at_most: Mapping[str, int],
         loop: str,
-        fits: Callable[[Snapshot], None],
+        fits: Callable[[CheckpointData], None],
     ) -> FoundCheckpoint | None:
         """Return the checkpoint from which the next loop continues; called by the leader.
 
@@ -158,7 +158,7 @@ class Checkpoints:
             self.set_aside(-1)
             return None
         snapshot, entry, passed_over = self._ahead or self._run_directory.newest(
-            Snapshot.from_files, at_most
+            CheckpointData.from_files, at_most
         )
         if passed_over and entry is None:
             raise _all_damaged(self._run_directory, passed_over)
@@ -236,11 +236,11 @@ class Checkpoints:
                 f"is renamed to `aside-…`, and you may delete it"
             )
 
-    def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> Snapshot:
+    def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> CheckpointData:
         """Read a checkpoint that the leader has found, from files it holds open, if it does."""
         opened = {name: Sealed.open(at) for name, at in held.items()}
         files = {name: file for name, file in opened.items() if file is not None}
-        return Snapshot.from_files(
+        return CheckpointData.from_files(
             files if files and files.keys() == held.keys() else read_folder(Path(path))
         )
 
@@ -276,7 +276,7 @@ class Checkpoints:
         self._kept_by = self._team.membership.leader
         if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
             return
-        kept = Kept(snapshots.places, slot, step, **self.facts, end=end)
+        kept = SlotToWrite(snapshots.places, slot, step, **self.facts, end=end)
         supervisor = self._team.supervisor
         if (is_new or wait) and not supervisor.write_checkpoint(kept, wait=wait):
             self._writer.begin(snapshots.mapping, kept)
@@ -351,7 +351,7 @@ class Checkpoints:
     def _claim(self, remote: Mapping[str, Any] | None = None) -> None:
         """Lock the directory against other jobs for as long as this one runs."""
         if not self._team.supervisor.lock_directory(str(self.directory), remote):
-            self._writer.hold(self.directory, remote)
+            self._writer.lock(self.directory, remote)
 
 
 def _all_damaged(found: RunDirectory, entries: Sequence[CheckpointEntry]) -> CheckpointError:

@@ -34,7 +34,7 @@ from unisono.training.finiteness import (
     BadOutput,
     CallSite,
     Finiteness,
-    SecondLook,
+    FinitenessHooks,
     innermost,
     values_of,
 )
@@ -67,7 +67,7 @@ class Explanation:
         self._run, self._number, self._indices = run, number, indices
         self._engine: StepEngine = run.engine
         self._is_begun = False  # whether a shard is being computed again
-        self._look: SecondLook | None = None
+        self._look: FinitenessHooks | None = None
         self._batch: Any = None
         self._loss = math.nan
 
@@ -116,7 +116,7 @@ class Explanation:
         """Prepare to repeat a shard's passes."""
         self._is_begun = True
         self._engine.passes.repeat(shard)
-        self._look, self._batch = SecondLook(self._engine.model), batch
+        self._look, self._batch = FinitenessHooks(self._engine.model), batch
 
     def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Receive, instead of the engine, what the loss function returned in the second look."""

@@ -209,7 +209,7 @@ class FitUnderWay(Observer):
         def speak() -> bytes:
             return work().encode(errors="backslashreplace")
 
-        return self._context.replicated_calls.hear_leader(speak, purpose).decode()
+        return self._context.replicated_calls.broadcast_from_leader(speak, purpose).decode()
 
     def written_checkpoint(self) -> Path | None:
         """Wait until the leader's newest checkpoint is written, and return its folder."""
@@ -373,7 +373,7 @@ class FitUnderWay(Observer):
             }
             return json.dumps(found).encode()
 
-        heard = self._context.replicated_calls.hear_leader(speak, "summary")
+        heard = self._context.replicated_calls.broadcast_from_leader(speak, "summary")
         samples = totals.samples_until(run.last)
         summary = Summary(
             steps=run.position.step - totals.begun_at.step,

@@ -78,7 +78,7 @@ class Metrics:
     def finish(self, told: Mapping[int, bytes], sweep: Sweep) -> dict[str, Any]:
         """Return the results for the rows of all shards, plain numbers by name. Collective."""
         (results,) = heard_by_all(
-            lambda speak: [sweep.team.hear_leader(speak, "metrics")],
+            lambda speak: [sweep.team.broadcast_from_leader(speak, "metrics")],
             lambda: self._results(_joined(told, sweep.plan), sweep.plan, sweep.device),
             sweep.team.world.rank,
         )

@@ -146,9 +146,9 @@ def share_rows(
         here = [some[start : start + num] for some in indices]
         while True:
             if team.leads_host:
-                team.put_beside(rows.read(here[team.host]))
+                team.attach(rows.read(here[team.host]))
             all_came = team.meet("rows of predict")
-            for rank, data in team.beside().items():
+            for rank, data in team.attached().items():
                 host = next(at for at, ranks in enumerate(team.hosts) if rank in ranks)
                 if team.leads_host:
                     rows.take(here[host], data)

@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 from unisono.engine.exchange.choice import chosen
 from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.optimizers import is_elementwise
-from unisono.engine.state.saved import Snapshot, bytes_at_most, check_fits
+from unisono.engine.state.saved import CheckpointData, bytes_at_most, check_fits
 from unisono.errors import CheckpointError
 from unisono.programs.hashes import hashed
 from unisono.programs.kept import KEY
@@ -68,7 +68,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         return answer
 
     (answer,) = heard_by_all(
-        lambda speak: [run.replicated_calls.hear_leader(speak, "taking up")],
+        lambda speak: [run.replicated_calls.broadcast_from_leader(speak, "taking up")],
         find,
         run.team.world.rank,
     )
@@ -185,7 +185,7 @@ def _put_back(
     run: RunContext,
     checkpoints: Checkpoints,
     answer: Mapping[str, Any],
-    snapshot: Snapshot | None,
+    snapshot: CheckpointData | None,
     *,
     is_ahead: bool,
 ) -> None:
@@ -234,7 +234,9 @@ def settle_directory(run: RunContext) -> None:
         return
     if len(run.team.hosts) > 1:
         mine = str(checkpoints.directory).encode()
-        checkpoints.go_to(run.replicated_calls.hear_leader(lambda: mine, _PURPOSE).decode())
+        checkpoints.go_to(
+            run.replicated_calls.broadcast_from_leader(lambda: mine, _PURPOSE).decode()
+        )
     said = run.replicated_calls.together(_PURPOSE, lambda: _settle(run))
     checkpoints.is_on_each_host = bool(said)
 
@@ -299,7 +301,7 @@ def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) ->
         return checkpoints.url
 
     (url,) = heard_by_all(
-        lambda speak: [team.hear_leader(speak, _PURPOSE)], open_it, team.world.rank
+        lambda speak: [team.broadcast_from_leader(speak, _PURPOSE)], open_it, team.world.rank
     )
     return str(url)
 
@@ -315,7 +317,7 @@ def _is_shared(team: Team, directory: Path) -> bool:
             return os.path.basename(path).encode()
         return b""
 
-    name = team.hear_leader(leave_mark, _PURPOSE).decode()
+    name = team.broadcast_from_leader(leave_mark, _PURPOSE).decode()
     if not name:
         return True  # the leader's search for a checkpoint reports it
     mark = directory / name

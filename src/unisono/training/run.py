@@ -131,7 +131,7 @@ class Run:
             checkpoint=checkpoint,
         )
         model, optimizer = joined(model, optimizer)
-        context().supervisor.tell(Ready())  # workers killed from now on are replaced
+        context().supervisor.notify(Ready())  # workers killed from now on are replaced
         replicated_calls = context().join()
         team = replicated_calls.team
         if options.shards is not None:
@@ -327,7 +327,7 @@ class Run:
         if knows_all and self._context.replicated_calls.is_undone:
             return speak().decode()
         try:
-            return self._context.replicated_calls.hear_leader(speak, "digest").decode()
+            return self._context.replicated_calls.broadcast_from_leader(speak, "digest").decode()
         except PeerLostError:
             if not (knows_all and self._context.team.will_begin_again):
                 raise

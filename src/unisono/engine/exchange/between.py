@@ -151,7 +151,7 @@ class OneHost(Between):
 
     @override
     def gather(self, purpose: str, meanwhile: Callable[[], None] = _nothing) -> bool:
-        self._team.come(purpose)
+        self._team.arrive(purpose)
         meanwhile()
         return self._team.wait()
 

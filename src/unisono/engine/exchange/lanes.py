@@ -220,13 +220,13 @@ class Lanes(Between):
         self._copied.clear()
         self.ready.mark_all()
         team = self._team
-        team.put_beside(b"".join(self._told()))
+        team.attach(b"".join(self._told()))
         mine = _KEPT * self._buffers.is_kept_here + _CHANGED * self.ready.is_outdated
         moving = self._buffers.moving
         mine += _MOVED * (moving is not None and moving.is_kept_here)
         votes = team.vote(mine, purpose)
         assert votes is not None, "where workers are on several hosts, a loss is an exception"
-        for said in team.beside().values():
+        for said in team.attached().values():
             self._hear(said)
         on_host = [[votes[rank] for rank in ranks] for ranks in team.hosts]
         self._is_outdated = any(vote & _CHANGED for own in on_host for vote in own)
@@ -280,7 +280,7 @@ class Lanes(Between):
         team = self._team
         return team.has_lost and any(
             team.departure(rank) != Departure.PRESENT
-            and (rank in self._lane_ranks or not team.has_gone_further(rank))
+            and (rank in self._lane_ranks or not team.is_ahead(rank))
             for rank in team.membership.ranks
         )
 

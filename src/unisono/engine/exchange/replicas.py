@@ -132,7 +132,9 @@ def begin_alike(
             break
 
     def written() -> list[memoryview]:
-        said = team.hear_leader(lambda: b"%d" % snapshots.written(slot), "size of the state")
+        said = team.broadcast_from_leader(
+            lambda: b"%d" % snapshots.written(slot), "size of the state"
+        )
         return [snapshots.view(slot, int(said))]
 
     owner.between.share(written)

@@ -203,7 +203,7 @@ class SharedCopy(Ownership):
         team = self.team
         if self.have_all or team.size == 1:
             return
-        said = team.hear_host_leaders(self._describe_optimizer, "end of a loop")
+        said = team.gather_from_host_leaders(self._describe_optimizer, "end of a loop")
         if said[team.host] and not team.leads_host:
             snapshots = self.memory.snapshots
             self._take_optimizer(snapshots.facts(0), snapshots.extra(0))

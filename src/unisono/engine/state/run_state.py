@@ -23,7 +23,7 @@ from unisono.engine.state.packing import check_dtype, pack_state, unpack_state, 
 from unisono.engine.state.recorded_options import RecordedOptions
 from unisono.engine.state.saved import (
     FORMAT,
-    Snapshot,
+    CheckpointData,
     apply,
     apply_groups,
     apply_modes,
@@ -123,7 +123,7 @@ class RunState:
         for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
             check_dtype(f"`{name}`", tensor)
 
-    def apply(self, snapshot: Snapshot, *, lends: bool = False) -> None:
+    def apply(self, snapshot: CheckpointData, *, lends: bool = False) -> None:
         """Set the whole state from a checkpoint, as :func:`.saved.apply` does."""
         unpacked_state(snapshot.facts["state"], snapshot.others)
         apply(snapshot, self.model, self.optimizer, lends=lends)
@@ -158,7 +158,7 @@ class RunState:
             )
         written = files_of(view, places.blob_at)
         files = {name: Sealed.of(chunks) for name, chunks in written.items()}
-        self.apply(Snapshot.from_files(files))
+        self.apply(CheckpointData.from_files(files))
         self.position.move_to(**end["position"])
         self.last = end["last"]
 

@@ -295,7 +295,7 @@ class _Server:
             finally:
                 os._exit(70)
         self._rank_of_pid[pid] = wanted.rank
-        self._tell(messages.Forked(wanted.rank, pid))
+        self._send(messages.Forked(wanted.rank, pid))
         for fd in wanted.fds:
             os.close(fd)
 
@@ -320,9 +320,9 @@ class _Server:
                     exit_code = os.waitstatus_to_exitcode(status)
                     if exit_code:  # its replacement may need what they hold
                         kill_below(os.getpid(), started_by={PID_VARIABLE: str(pid)})
-                    self._tell(messages.WorkerExited(rank, exit_code))
+                    self._send(messages.WorkerExited(rank, exit_code))
 
-    def _tell(self, message: messages.FromServer) -> None:
+    def _send(self, message: messages.FromServer) -> None:
         try:
             self._channel.send(message)
         except ConnectionError:

@@ -102,7 +102,7 @@ def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
     ) -> Iterator[tuple[Any, int, int]]:
         link, wanted = context().launcher, None
         if link is not None and link.ranks_of_host:
-            link.tell(MakesGroup())
+            link.notify(MakesGroup())
         elif link is not None:
             wanted = group_request(url, os.environ)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
@@ -133,7 +133,7 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
 
     def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
         """Raise if the group can never be complete."""
-        shown.look(waited_s, lambda: IN_INIT)
+        shown.report_if_due(waited_s, lambda: IN_INIT)
         check_sizes(heard)
         workers = {worker for worker, _ in heard.values()}
         ended = {one for one in everybody if link.control.departure(one) in _ENDED}
@@ -146,12 +146,12 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
             )
 
     if wanted.world_size > 1:
-        link.tell(MakesGroup())
+        link.notify(MakesGroup())
     gathering = Gathering(
         *(store, wanted.rank, wanted.world_size),
         where=where,
         timeout_s=timeout_s,
-        look=look,
+        check=look,
         advice="look at what the other workers do; every rank must call it.",
         speaks=False,
     )
@@ -164,7 +164,7 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
 def free_group_last(model: Any) -> None:
     """Keep a DDP model's group until its reducer is freed."""
     for holder in (model.reducer, model.logger):
-        weakref.finalize(holder, _let_go, model.process_group).atexit = False
+        weakref.finalize(holder, _release, model.process_group).atexit = False
 
 
 def free_groups_of_torchs_ddp_last() -> None:
@@ -182,5 +182,5 @@ def free_groups_of_torchs_ddp_last() -> None:
     ddp._ddp_init_helper = make_reducer_and_keep_group
 
 
-def _let_go(group: object) -> None:
+def _release(group: object) -> None:
     """Drop a reference when this call returns."""

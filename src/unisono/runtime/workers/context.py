@@ -208,7 +208,7 @@ class ShownWait:
     def __init__(self) -> None:
         self._is_shown = False
 
-    def look(self, waited_s: float, what: Callable[[], str]) -> None:
+    def report_if_due(self, waited_s: float, what: Callable[[], str]) -> None:
         """Report the wait to the launcher if it is due."""
         is_due = waited_s >= _SHOWN_AFTER_S and not self._is_shown
         if is_due and threading.current_thread() is threading.main_thread():

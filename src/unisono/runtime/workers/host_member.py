@@ -106,11 +106,11 @@ class HostMember(LauncherLink):
         if not self._is_replacement:
             self._begin_again(0)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Receive from other hosts, which marks the workers lost there."""
         self._hosts_control.receive()
 
-    def tell(self, message: messages.Told) -> None:
+    def notify(self, message: messages.Notification) -> None:
         """Send a message to the launcher, and publish to other hosts what they may need."""
         if isinstance(message, messages.LoopBegan):
             self._loop = message.facts
@@ -120,7 +120,7 @@ class HostMember(LauncherLink):
             self._index, self._loop, self._snapshot = message.index + 1, None, 0
         elif (how := _ENDS.get(type(message))) is not None:
             self.control.leave(self.world.rank, how)
-        super().tell(message)
+        super().notify(message)
 
     def outcome(self, index: int, name: str) -> bytes | None:
         """Return the outcome of a replicated call that others have finished, or None."""
@@ -152,7 +152,7 @@ class HostMember(LauncherLink):
                 "`digest`: call it in a callback of `Trainer.fit`, or before or after the loop"
             )
             raise _ended(lost, why)
-        with self._store_asked():
+        with self._store_request():
             self._heartbeats.show()
             return self._begin_again(arrivals)
 
@@ -166,12 +166,12 @@ class HostMember(LauncherLink):
                 return answer
             self._is_member, self._loop, self._snapshot = True, answer.loop, answer.snapshot
         try:
-            with self._store_asked():
+            with self._store_request():
                 membership = self._begin_again(self.control.lines[self.world.rank].arrivals)
         except StepBrokenError:
             payload, key = self.outcome(index, name) or b"", f"loop {index}"
             facts = json.loads(self._store.get(key)) if self._store.check([key]) else None
-            self.tell(messages.ReplicatedResult(index, name, payload))
+            self.notify(messages.ReplicatedResult(index, name, payload))
             return messages.Passed(payload, facts)
         return messages.Live(membership, self.agreed_loop, is_alone=True)
 
@@ -196,7 +196,7 @@ class HostMember(LauncherLink):
         raise StepBrokenError
 
     @contextmanager
-    def _store_asked(self) -> Iterator[None]:
+    def _store_request(self) -> Iterator[None]:
         """Raise an error that names rank 0 if the host with the store is lost."""
         try:
             yield
@@ -250,7 +250,7 @@ class HostMember(LauncherLink):
                 raise _RoundClosedError
             if int(self._store.get(_ROUND)) != number:
                 raise _RoundClosedError
-            self._look_at_hosts()
+            self._poll_hosts()
 
         store = prefixed(f"{_ROUND} {number}", self._store)
         return Rendezvous(
@@ -262,7 +262,7 @@ class HostMember(LauncherLink):
 
     def _await_answer(self) -> None:
         while self._waits and not select.select([self._channel], [], [], _LOOK_EVERY_S)[0]:
-            self._look_at_hosts()
+            self._poll_hosts()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -273,8 +273,8 @@ class HostMember(LauncherLink):
         finally:
             self._waits = False
 
-    def _look_at_hosts(self) -> None:
-        self.look()
+    def _poll_hosts(self) -> None:
+        self.poll()
         for rank in range(self.world.world_size):
             how = self.control.departure(rank)
             if not how.may_be_back:

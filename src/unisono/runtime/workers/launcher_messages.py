@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, dataclass_transform
 from unisono.errors import MismatchError
 
 if TYPE_CHECKING:
-    from unisono.runtime.checkpoint.writer import Kept
+    from unisono.runtime.checkpoint.writer import SlotToWrite
 
 # The name of a loop as a replicated call.
 LOOP = "loop"
@@ -48,7 +48,7 @@ class FromWorker(Message):
     """A message from a worker to its launcher."""
 
 
-class Told(FromWorker):
+class Notification(FromWorker):
     """A message from a worker to its launcher that needs no answer."""
 
 
@@ -68,25 +68,25 @@ class FromServer(Message):
     """A message from the fork server to its launcher."""
 
 
-class Begun(Told):
+class Begun(Notification):
     """The program begins; anything before can always be repeated."""
 
 
-class Ready(Told):
+class Ready(Notification):
     """The program uses Unisono: it can be run again from its start to replace a worker."""
 
 
-class MakesGroup(Told):
+class MakesGroup(Notification):
     """The worker is about to make a process group with others."""
 
 
-class NoRecovery(Told):
+class NoRecovery(Notification):
     """From now on lost workers cannot be replaced, for this reason."""
 
     reason: str
 
 
-class ReplicatedResult(Told):
+class ReplicatedResult(Notification):
     """The outcome of the `index`-th replicated call, `name`; for a loop, where it ended."""
 
     index: int
@@ -94,32 +94,32 @@ class ReplicatedResult(Told):
     payload: bytes  # empty for a loop that was left before its end
 
 
-class LoopBegan(Told):
+class LoopBegan(Notification):
     """The `index`-th replicated call is a loop that can be joined now; `facts` are for joiners."""
 
     index: int
     facts: Mapping[str, Any]
 
 
-class MemoryReleased(Told):
+class MemoryReleased(Notification):
     """The worker no longer needs this memory."""
 
     key: int
 
 
-class ShowProgress(Told):
+class ShowProgress(Notification):
     """Draw the progress of the run: a :class:`unisono.runtime.launch.cell.DisplayState`."""
 
     state: Mapping[str, Any]
 
 
-class ProgramDone(Told):
+class ProgramDone(Notification):
     """The program has finished; `payload` is its pickled result."""
 
     payload: bytes
 
 
-class ProgramFailed(Told):
+class ProgramFailed(Notification):
     """The program has raised an exception."""
 
     exit_code: int  # the process's own
@@ -154,7 +154,7 @@ class CatchUp(Request):
 class WriteRequest(Request):
     """Write a snapshot as a checkpoint once earlier ones are written. Answer: Acknowledged."""
 
-    kept: Kept  # where it is stored and where to write it
+    kept: SlotToWrite  # where it is stored and where to write it
     wait: bool  # answer only once it is on the disk, or has failed
 
 
