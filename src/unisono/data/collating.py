@@ -47,7 +47,7 @@ class Collator:
         """Find the program's generators again, as the program may have created new ones."""
         if epoch != self._epoch:
             self._epoch = epoch
-            self.own.look()
+            self.own.search()
 
     def collate(
         self, numbers: Sequence[int], samples: Any, epoch: int, first_repeat: int = 0

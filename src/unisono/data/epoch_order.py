@@ -130,7 +130,7 @@ class EpochOrder:
         return self._taken[epoch]
 
     def _ask(self, epoch: int) -> Taken:
-        self._own.look()
+        self._own.search()
         word = seed_of("sampler", self._seed, epoch)
         with generators_put_back(), num_threads(1), self._own.put_back():
             seed_generators(word)

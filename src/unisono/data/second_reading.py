@@ -72,7 +72,7 @@ class SecondReading:
             time.perf_counter() >= self._due_at_s
         )
 
-    def look(
+    def compare(
         self,
         read: Callable[[Sequence[int], int], Any],
         numbers: Sequence[int],
@@ -108,11 +108,11 @@ class SecondReading:
         def reading() -> Seen:
             return self._reading(read, numbers, epoch, 0)
 
-        before = self._look()
+        before = self._compare()
         once = reading()
         # Some datasets create their generators only when they are first read.
-        if is_first and self._collator.own.look():
-            before = self._look()
+        if is_first and self._collator.own.search():
+            before = self._compare()
             once = reading()
         others: dict[str, Callable[[], Any]] = {
             _DRAWN: lambda: self._reading(read, numbers, epoch, 1),
@@ -123,15 +123,15 @@ class SecondReading:
         self._earlier = reading
         moments = [before] if self._begun is None else [before, self._begun]
         self._begun = moments[-1]
-        rehearsal = Rehearsal(self._look, reading, self._written, None, others)
+        rehearsal = Rehearsal(self._compare, reading, self._written, None, others)
         finding = rehearsal.judge(moments, once)
         if finding is None:
             before.put_back()
         return finding
 
-    def _look(self) -> Account:
+    def _compare(self) -> Account:
         own = self._collator.own
-        own.look()
+        own.search()
         apart = own.apart
         if os.getpid() != self._pid:
             # In a loader process, restoring would overwrite what the worker has set since.

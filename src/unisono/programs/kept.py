@@ -178,7 +178,7 @@ class KeptProgram:
             if change.holder.kind in _GROW and not {*change.slots} <= {*known}:
                 self._stored.add((*identity, _MORE))
 
-    def goes_on(self, loop: int) -> bool:
+    def is_continued(self, loop: int) -> bool:
         """Return whether the loop of this number had begun before, in another process."""
         return self._loaded is not None and self._loaded["loop"] == loop
 
@@ -192,7 +192,7 @@ class KeptProgram:
         drawn = None
         if team is not None:
             self.compare(team)
-        if self._loaded is not None and self.goes_on(loop):
+        if self._loaded is not None and self.is_continued(loop):
             self._apply(self._loaded)
             drawn = self.drawn
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now

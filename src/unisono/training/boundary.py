@@ -116,7 +116,7 @@ class Boundary:
         self._kept.last["means"] = self.last_means
         self._planned = self._team.planned(position.step)
         self.is_between_steps = True
-        self._team.supervisor.can_go_back = False  # the program's next actions are not repeated
+        self._team.supervisor.can_roll_back = False  # the program's next actions are not repeated
 
     def act(self) -> bool:
         """Carry out the plan before the next step; False if the run had to go back. Collective."""
@@ -125,13 +125,13 @@ class Boundary:
             with suppress(StepBrokenError):  # then it is lost
                 self._carry_out(planned)
         if self._exchange.is_lost:
-            self.go_back()
+            self.roll_back()
             return False
         return True
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Return to the newest snapshot, because a worker was lost during an update."""
-        self.engine.between.go_back()
+        self.engine.between.roll_back()
         self.undo()
         self._planned = 0
         self.is_between_steps, self._has_acted = True, False
@@ -141,7 +141,7 @@ class Boundary:
 
     def undo(self) -> None:
         """Restore what an exchange does not, such as what the program changed after a lost step."""
-        self._kept.apply_beside(*self._memory.newest())
+        self._kept.apply_rest(*self._memory.newest())
         if self.run.program_kept is not None and self.run.program_kept.drawn is not None:
             self.engine.passes.draw_on(self.run.program_kept.drawn, self._kept.position.step)
 
@@ -164,7 +164,7 @@ class Boundary:
             return
         if self._keeps and self._team.leads_host:
             self._wait_for_disk()
-            self._exchange.give_changes(alone=True)
+            self._exchange.publish_before_save(alone=True)
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
             self._checkpoint(slot, wait=True, end=LEFT + self.run.loop)
@@ -306,7 +306,7 @@ class Boundary:
             if not is_told and time.monotonic() - start_s >= notice_after_s:
                 is_told = True
                 if self._checkpoints is not None:
-                    self._checkpoints.tell_slow_disk(notice_after_s)
+                    self._checkpoints.report_slow_disk(notice_after_s)
 
 
 @final

@@ -83,7 +83,7 @@ class Checkpoints:
         self.every = None if saving.every is None else Every.read(saving.every)
         # The program may change its working directory before the first loop.
         self.directory = (local_folder(self.url) if self.url else path_given(directory)).absolute()
-        self._look_at_runs()
+        self._read_runs()
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
         self._kept_at_s = time.monotonic()
@@ -114,11 +114,11 @@ class Checkpoints:
             self.is_another = bool(earlier) and begins_as not in earlier
             earlier.add(begins_as)
 
-    def _look_at_runs(self) -> None:
+    def _read_runs(self) -> None:
         self._runs = per_process(_Runs, os.path.realpath(self.directory))
         self._num_seen, self._has_begun = self._runs.num_begun, False
 
-    def take_turn(self) -> None:
+    def open(self) -> None:
         """Begin or continue in the directory. Every rank calls it."""
         if self._runs.num_begun != self._num_seen:
             raise ValueError(
@@ -130,12 +130,12 @@ class Checkpoints:
             self._runs.num_begun += 1
             self._num_seen = self._runs.num_begun
 
-    def go_to(self, directory: str) -> None:
+    def use_directory(self, directory: str) -> None:
         """Begin in the leader's directory, as names with a time differ. Every rank calls it."""
         if not self._has_begun:
             self.directory = Path(directory)
-            self._look_at_runs()
-            self.take_turn()
+            self._read_runs()
+            self.open()
         self._place = file_id_of(self.directory)
 
     def find(
@@ -151,7 +151,7 @@ class Checkpoints:
 
         `fits` raises if the model differs, before anything else is compared.
         """
-        self.take_turn()
+        self.open()
         self._claim()
         self._check_place()
         if self._saving.resume == "never":
@@ -221,7 +221,7 @@ class Checkpoints:
         )
         return None
 
-    def held_here(self) -> dict[int, str]:
+    def complete_here(self) -> dict[int, str]:
         """Return digests of the complete checkpoints on a host with its own directory, by step."""
         self._claim()
         self._check_place()
@@ -296,7 +296,7 @@ class Checkpoints:
         """A description of what this worker wrote last; empty if it writes nothing."""
         return self._writer.newest
 
-    def hold(self) -> str:
+    def check_directory(self) -> str:
         """Check that the run directory is the one in which the run began; any rank may call it.
 
         If it was removed or replaced, lock what has its name now, and make a checkpoint due.
@@ -314,7 +314,7 @@ class Checkpoints:
             self._is_kept_elsewhere = self.kept_step is not None
         return ""
 
-    def tell_slow_disk(self, waited_s: float) -> None:
+    def report_slow_disk(self, waited_s: float) -> None:
         """Report that training waits for an earlier checkpoint to be written."""
         self._say(
             f"training has waited {waited_s:.0f} s for the previous checkpoint to be written: "
@@ -326,7 +326,7 @@ class Checkpoints:
 
         If it `owns` the URL, the directory is copied there from now on.
         """
-        self.take_turn()
+        self.open()
         resumes = self._saving.resume != "never"
         if (resumes or owns) and not self._is_open:
             work = {

@@ -19,7 +19,7 @@ from unisono.engine.step.loss import PendingLosses, name_of, read_loss
 from unisono.errors import MismatchError
 from unisono.plan.summation import ExactSum
 from unisono.training.computing import Computing
-from unisono.training.failures import note_place
+from unisono.training.failures import note_origin
 from unisono.training.first_steps import LabelCounts
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.loss_function import check_forward
@@ -201,7 +201,7 @@ def _in_evaluation(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batc
     try:
         return loss(model, batch)
     except Exception as error:
-        note_place(
+        note_origin(
             error,
             "in an evaluation, with the model in `eval()` and without gradients. If its output "
             "then differs, like a detector's boxes, let the loss return what it can "

@@ -29,7 +29,7 @@ from unisono.engine.step.loss_scaling import SMALLEST
 from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
 from unisono.runtime.notices import shown
 from unisono.runtime.world import WORKSPACE_VARIABLE
-from unisono.training.failures import note_place, samples_in_words
+from unisono.training.failures import note_origin, samples_in_words
 from unisono.training.finiteness import (
     BadOutput,
     CallSite,
@@ -81,7 +81,7 @@ class Explanation:
         """Add to an error that it came after the passes; raises as :meth:`check_memory` does."""
         if isinstance(error, RuntimeError):
             self.check_memory(error, "update")
-        note_place(error, f"{in_step}, in the sum of gradients or the update")
+        note_origin(error, f"{in_step}, in the sum of gradients or the update")
 
     def is_of(
         self, error: BaseException, in_step: str, shard: int | None, backward: CodeType
@@ -102,7 +102,7 @@ class Explanation:
             with suppress(Exception):  # a sampler may raise; the first error counts
                 samples = f", over {samples_in_words(self._indices(shard))}"
             in_step = f"{in_step}, in the {what} pass of shard {shard}{samples}"
-        note_place(error, in_step)
+        note_origin(error, in_step)
         return True
 
     def of_missing(self, shards: Sequence[int]) -> Exception:

@@ -70,7 +70,7 @@ def identity(
         "batch_size": plan.batch_size,
         "sampler": plan.sampler,
         "shuffle": plan.shuffle,
-        LENGTH: length_told(plan),
+        LENGTH: known_length(plan),
         **switches_of(device),
         **fixed,
         "threads": threads_per_worker(),
@@ -80,7 +80,7 @@ def identity(
     }
 
 
-def length_told(plan: SamplePlan) -> int | None:
+def known_length(plan: SamplePlan) -> int | None:
     """Return the number of samples of an epoch, for a run's identity; None if unknown."""
     return None if plan.is_endless else plan.num_samples
 

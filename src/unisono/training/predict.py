@@ -17,7 +17,7 @@ from typing import Any, final
 
 from unisono.runtime.workers.launcher_messages import ROW_KEYS, MemoryReleased
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
-from unisono.training.failures import heard_by_all
+from unisono.training.failures import share_outcome
 from unisono.training.predictions import (
     Rows,
     form_of,
@@ -67,7 +67,7 @@ class Predictor:
         sweep, team = self._sweep, self._team
         sweep.agree("predict")
         with sweep.under_way() as parts_of:
-            told = heard_by_all(
+            told = share_outcome(
                 lambda speak: team.gather_from_host_leaders(speak, "file of predict"),
                 lambda: self._look(parts_of, is_kept),
                 team.world.rank,

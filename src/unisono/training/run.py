@@ -24,7 +24,7 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.engine.exchange.choice import name_of_exchange
 from unisono.engine.state.contents import check_contents, digest_of
-from unisono.engine.state.optimizers import members_of, needs_closure
+from unisono.engine.state.optimizers import needs_closure, optimizers_of
 from unisono.engine.state.packing import ExtraState
 from unisono.engine.state.run_state import Position, RunState
 from unisono.engine.step.combined_buffers import ways_of
@@ -144,16 +144,16 @@ class Run:
             buffers=bool(options.buffers),
             closure=has_closure,
             scaler=options.scaler is not None,
-            several=len(members_of(optimizer)) > 1,
+            several=len(optimizers_of(optimizer)) > 1,
         )
         replicas_for = THINGS["closure"] if has_closure else ""
         if options.on_gradients is not None:
             replicas_for = "`on_gradients`"
         exchange = name_of_exchange(self.device, replicas_for=replicas_for)
         scaling: dict[str, LossScaling] = {}
-        for name, member in members_of(optimizer).items():
-            options.clipping_of(name).check_fits(member)
-            if (scaled := LossScaling.of(options.scaler_of(name), member)) is not None:
+        for name, single in optimizers_of(optimizer).items():
+            options.clipping_of(name).check_fits(single)
+            if (scaled := LossScaling.of(options.scaler_of(name), single)) is not None:
                 scaling[name] = scaled
         is_unseeded = drawn_without_seed()
         if options.exact:

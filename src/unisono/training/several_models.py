@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from unisono.engine.splitting.device_transfers import device_transfers
 from unisono.engine.splitting.split import split_of
 from unisono.engine.state.contents import named_parameters, place
-from unisono.engine.state.optimizers import SeveralOptimizers, members_of
+from unisono.engine.state.optimizers import SeveralOptimizers, optimizers_of
 from unisono.runtime.device import AUTO, Device
 from unisono.runtime.world import World
 from unisono.training.options import PER_OPTIMIZER, RunOptions, check_together
@@ -44,7 +44,7 @@ def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
 
 def check_names(optimizer: Optimizer, options: RunOptions) -> None:
     """Raise ValueError if an option names an optimizer that the run does not have."""
-    names = members_of(optimizer)
+    names = optimizers_of(optimizer)
     for option in PER_OPTIMIZER:
         given = getattr(options, option)
         unknown = (
@@ -78,7 +78,7 @@ def _check_no_tensors(model: Any) -> None:
         )
 
 
-def check_members(names: Collection[str], chosen: tuple[str, ...]) -> None:
+def check_optimizer_names(names: Collection[str], chosen: tuple[str, ...]) -> None:
     """Raise ValueError unless the names are those of a run's optimizers, without repetition."""
     wrong = [name for name in chosen if name not in names]
     if wrong or not chosen or len(set(chosen)) < len(chosen):
@@ -109,8 +109,8 @@ def _check_owners(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ValueError if two optimizers update one parameter."""
     names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
     owners: dict[int, str] = {}
-    for owner, member in members_of(optimizer).items():
-        for parameter in {id(p): p for g in member.param_groups for p in g["params"]}.values():
+    for owner, single in optimizers_of(optimizer).items():
+        for parameter in {id(p): p for g in single.param_groups for p in g["params"]}.values():
             other = owners.setdefault(id(parameter), owner)
             if other != owner:
                 raise ValueError(

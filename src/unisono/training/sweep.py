@@ -110,7 +110,7 @@ class Sweep:
         raises if a pass changes a parameter.
         """
         plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
-        self._own.look()
+        self._own.search()
         with evaluating(self.model) as modes:
             check_unchanged = _watching(self.model)
             with (

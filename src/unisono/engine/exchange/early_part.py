@@ -72,7 +72,7 @@ class PartBuckets(BucketProgress):
         self.spans = [(slots[own[0]].offset, slots[own[-1]].end) for own in self.indices]
         super().__init__(self.indices)
 
-    def has_given(self, index: int) -> bool:
+    def is_complete(self, index: int) -> bool:
         """Return whether a parameter's bucket is complete, so that a copy may be under way."""
         return not any(self.missing[number] for number in self._buckets_of[index])
 
@@ -118,13 +118,13 @@ class ReadyBuckets(BucketProgress):
     def mark(self, index: int) -> list[int]:
         """Record a gradient, and publish how many buckets are ready in their order."""
         new = super().mark(index)
-        self._tell()
+        self._notify()
         return new
 
     def mark_all(self) -> None:
         """Mark all buckets of this worker as ready."""
         self.num_ready = len(self.missing)
-        self._tell()
+        self._notify()
 
     @property
     def has_all(self) -> bool:
@@ -138,7 +138,7 @@ class ReadyBuckets(BucketProgress):
         futex.acquire(ctypes.addressof(self._own))
         return number
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         while self._told < self.num_ready:
             more = min(self.num_ready - self._told, _ADD_AT_MOST)
             futex.add_and_wake(ctypes.addressof(self._own), more)

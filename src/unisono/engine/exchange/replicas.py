@@ -35,13 +35,13 @@ class Replicas(Ownership):
     def bind(self, keys: StateKeys, live: Live | None) -> None:
         lay_out_alike(self.layout)
         if live is None:
-            begin_alike(self, self._give_state, self._take_state)
+            begin_alike(self, self._write_state, self._read_state)
         else:
             self.load()
 
     @override
     def load(self) -> None:
-        go_back_alike(self, self._take_state)
+        roll_back_replica(self, self._read_state)
 
     @override
     def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
@@ -80,11 +80,11 @@ class Replicas(Ownership):
             tensors, _ = take_state(self.layout.optimizer, self.named_whole())
         return hashes_of(self.layout) | {name: _hash(one) for name, one in tensors.items()}
 
-    def _give_state(self, slot: int) -> None:
+    def _write_state(self, slot: int) -> None:
         tensors, numbers = take_state(self.layout.optimizer, self.named_whole())
         self.describe(slot, {"numbers": numbers}, tensors)
 
-    def _take_state(self, slot: int) -> None:
+    def _read_state(self, slot: int) -> None:
         snapshots, optimizer = self.memory.snapshots, self.layout.optimizer
         facts, tensors = snapshots.facts(slot), snapshots.extra(slot)
         optimizer.state.clear()
@@ -145,7 +145,7 @@ def begin_alike(
     team.meet("shared parameters")
 
 
-def go_back_alike(owner: Ownership, take_state: Callable[[int], None]) -> None:
+def roll_back_replica(owner: Ownership, take_state: Callable[[int], None]) -> None:
     """Load the replica in the newest snapshot; `take_state` reads the optimizer's state."""
     layout, memory = owner.layout, owner.memory
 
@@ -156,7 +156,7 @@ def go_back_alike(owner: Ownership, take_state: Callable[[int], None]) -> None:
         layout.buffers.load(copy_of_buffers)
         take_state(slot)
 
-    owner.between.go_back(put_back, in_shares=False)
+    owner.between.roll_back(put_back, in_shares=False)
 
 
 def copy_replica(

@@ -74,7 +74,7 @@ def split(
     check_can_be_cut(model)
     units = units_of(model)
     found = _assign(units, there, balance)
-    _tell_too_large(units, [there[found[unit.name]] for unit in units])
+    _describe_too_large(units, [there[found[unit.name]] for unit in units])
     parts = Split(there, found)
     check_buffers(model, parts)
     join(model)
@@ -124,7 +124,7 @@ def _assign(
     return dict(zip(names, found, strict=True))
 
 
-def _tell_too_large(units: Sequence[Unit], devices: Sequence[torch.device]) -> None:
+def _describe_too_large(units: Sequence[Unit], devices: Sequence[torch.device]) -> None:
     """Report which layer alone is larger than its device, as no cut between layers helps there."""
     for unit, device in zip(units, devices, strict=True):
         _, room = Device(device).room()

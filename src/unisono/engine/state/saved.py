@@ -245,12 +245,12 @@ def modes_of(model: nn.Module, optimizer: Optimizer) -> dict[str, list[str]]:
     }
 
 
-def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+def describe_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Describe the result of :func:`modes_of` in a few words that identify it."""
     modes = modes_of(model, optimizer)
     return {
-        "the parameters with `requires_grad=False`": _told(modes["fixed"]),
-        "the layers in `eval()`": _told(modes["evaluating"]),
+        "the parameters with `requires_grad=False`": _listed(modes["fixed"]),
+        "the layers in `eval()`": _listed(modes["evaluating"]),
     }
 
 
@@ -267,7 +267,7 @@ def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -
             module.training = name not in evaluating
 
 
-def _told(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     if len(names) <= _NAMES_AT_MOST:
         return ", ".join(f"`{name or 'model'}`" for name in names) or "none"
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]

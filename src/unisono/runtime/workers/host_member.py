@@ -142,7 +142,7 @@ class HostMember(LauncherLink):
         """
         if between_steps and self.control.head.end:
             return super().stopped(arrivals, between_steps=True)  # where this process is ended
-        if not self.can_go_back:
+        if not self.can_roll_back:
             how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
             left = [rank for rank, one in how.items() if one != Departure.PRESENT]
             # Prefer the lost worker: the others have already stopped because of it.

@@ -58,7 +58,7 @@ class Supervisor(Protocol):
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
     address: str = ""  # where other hosts reach this one, if there are other hosts
     # whether all workers can restart their current call, if that is how they recover from a loss
-    can_go_back: bool = True
+    can_roll_back: bool = True
     # returns the number of the newest snapshot known to be complete; None: there are no snapshots
     newest_snapshot: Callable[[], int] | None = None
     agreed_snapshot: int = 0  # the number of the snapshot to which all return

@@ -168,7 +168,7 @@ class Team:
         is_awaited = all(how.may_be_back for how in departures)
         supervisor = self.supervisor
         is_replaced = supervisor.can_replace and is_awaited
-        return len(self.hosts) > 1 and not supervisor.can_go_back and is_replaced
+        return len(self.hosts) > 1 and not supervisor.can_roll_back and is_replaced
 
     def note_step(self, step: int) -> None:
         """Publish which step this worker is in."""

@@ -108,7 +108,7 @@ class LoaderHooks:
         if known is not None:
             with self._recorder.guarded():
                 at = (known[0], iterator._epoch, iterator._num_given)
-                self._recorder.give(at, rows_of_tensors(batch))
+                self._recorder.record_batch(at, rows_of_tensors(batch))
             iterator._num_given += 1
         return batch
 
