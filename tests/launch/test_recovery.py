@@ -33,7 +33,6 @@ from unisono.runtime.workers.launcher_messages import (
     Continue,
     Live,
     LoopBegan,
-    Membership,
     NoRecovery,
     Passed,
     Ready,
@@ -42,6 +41,7 @@ from unisono.runtime.workers.launcher_messages import (
     Stopped,
 )
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 
 Event = Callable[[RecoveryState], RecoveryDecision]
 RESULT = "result"

@@ -13,7 +13,7 @@ from unisono.runtime.launch import supervise
 from unisono.runtime.launch.job import SCRIPT, Job
 from unisono.runtime.launch.policy import Stage
 from unisono.runtime.signals import AGENT_ENDED
-from unisono.runtime.workers.launcher_messages import Channel
+from unisono.runtime.workers.channel import Channel
 
 INT, TERM, USR1, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 ON_ONE, OF_SEVERAL = (), (2, 2)

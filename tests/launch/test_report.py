@@ -9,7 +9,8 @@ import pytest
 
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.report import ending, joined_message, loss_message
-from unisono.runtime.workers.launcher_messages import LoopBegan, Membership, Ready
+from unisono.runtime.workers.launcher_messages import LoopBegan, Ready
+from unisono.runtime.workers.membership import Membership
 
 KILLED = (
     "was killed by SIGKILL (most often the system ran out of memory: use a smaller batch or "

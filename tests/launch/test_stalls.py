@@ -18,7 +18,7 @@ from unisono.runtime.launch.stall_watch import (
     processor_time,
 )
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 
 FREE, AWAITED, STOPPED = (False, False), (False, True), (True, False)
 

@@ -26,13 +26,13 @@ from unisono.runtime.workers.launcher_messages import (
     CatchUp,
     Continue,
     Live,
-    Membership,
     Notification,
     Passed,
     Ready,
     Stopped,
     ToWorker,
 )
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.supervisor import Gather, Supervisor
 from unisono.runtime.workers.team import Team

@@ -12,12 +12,11 @@ from tests.descriptors import none_stay_open
 from unisono.runtime.checkpoint.slots import Places
 from unisono.runtime.checkpoint.writer import SlotToWrite
 from unisono.runtime.workers import launcher_messages as channel_module
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import (
     Begun,
-    Channel,
     ForkWorker,
     Live,
-    Membership,
     MemoryGranted,
     Message,
     NoRecovery,
@@ -27,6 +26,7 @@ from unisono.runtime.workers.launcher_messages import (
     ShowProgress,
     WriteRequest,
 )
+from unisono.runtime.workers.membership import Membership
 
 Pair = tuple[Channel, Channel]
 

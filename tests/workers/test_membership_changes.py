@@ -12,7 +12,8 @@ from unisono.errors import MismatchError
 from unisono.runtime.workers import meeting_point
 from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import LOOP, LoopBegan, Membership, Ready
+from unisono.runtime.workers.launcher_messages import LOOP, LoopBegan, Ready
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.team import _CHUNK_BYTES, Team
 
 

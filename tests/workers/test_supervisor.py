@@ -12,10 +12,11 @@ from unisono.runtime.checkpoint.slots import Places
 from unisono.runtime.checkpoint.writer import SlotToWrite
 from unisono.runtime.workers import context
 from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.external import ExternallyLaunched
-from unisono.runtime.workers.launcher_messages import Channel, Membership
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.supervisor import (
     CONTROL_VARIABLE,
     INCARNATION_VARIABLE,

@@ -26,11 +26,12 @@ from unisono.plan.seeds import seed_of
 from unisono.runtime.device import seed_generators
 from unisono.runtime.notices import say
 from unisono.runtime.timeouts import GROUP, check_seconds
-from unisono.runtime.workers.context import ShownWait, context
+from unisono.runtime.workers.context import context
 from unisono.runtime.workers.gathering import Gathering
 from unisono.runtime.workers.interfaces import interface_here
 from unisono.runtime.workers.launcher_messages import IN_INIT, MakesGroup
 from unisono.runtime.workers.rendezvous import RankPlaces, prefixed
+from unisono.runtime.workers.shown_wait import ShownWait
 from unisono.runtime.world import SOMEBODY, WORKERS_PER_GPU_VARIABLE, World, workers_per_gpu
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -26,17 +26,18 @@ from unisono.data.data_reading import is_stream
 from unisono.engine.state.contents import digest_of
 from unisono.runtime.habits import attributes_met
 from unisono.runtime.signals import interruption
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, scalars_text
 from unisono.training.epoch_history import epoch_loss, note_step, rows
 from unisono.training.first_steps import LabelCounts
+from unisono.training.fit_totals import FitTotals
 from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import as_it_was, begin_loop
-from unisono.training.loop_plan import FitTotals, LoopPlan
+from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
 from unisono.training.pace import Pace
 from unisono.training.rehearsals import Rehearsals

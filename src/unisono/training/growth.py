@@ -149,11 +149,7 @@ class Growth:
         self._run, self._is_done, self.is_open = run, False, False
 
     def check(
-        self,
-        step: Step,
-        batch: Any,
-        loss: Callable[[nn.Module, Any], Any],
-        rehearsals: Rehearsals,
+        self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any], rehearsals: Rehearsals
     ) -> None:
         """Check a shard whose passes are done, if it is the first, and report what was found."""
         run, engine = self._run, self._run.engine

@@ -37,11 +37,7 @@ from unisono.runtime.procfs import read_text
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
 from unisono.runtime.workers.team import Team
 from unisono.runtime.world import threads_per_worker, world
-from unisono.training.computing import (
-    arithmetic_in_words,
-    deterministic_kernels,
-    tf32_in_words,
-)
+from unisono.training.computing import arithmetic_in_words, deterministic_kernels, tf32_in_words
 
 LENGTH = "dataset length"
 _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", LENGTH)

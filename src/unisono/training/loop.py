@@ -59,15 +59,18 @@ from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
-from unisono.training.boundary import Boundary, OpenLoop
+from unisono.training.boundary import Boundary
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.growth import report_loop
 from unisono.training.loop_plan import LoopPlan
+from unisono.training.model_placement import check_split_before, place_on
+from unisono.training.open_loop import OpenLoop
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.rehearsals import Rehearsals
-from unisono.training.run_context import Observer, RunContext, begin_epoch, check_order, no_epochs
-from unisono.training.several_models import check_split_before, place_on
+from unisono.training.run_context import Observer, RunContext
+from unisono.training.sample_planning import no_epochs
+from unisono.training.sampler_order import begin_epoch, check_order
 from unisono.training.start import report_over, start
 from unisono.training.step import AT_FIRST, Step, is_due
 from unisono.training.step_variants import AlternatingStep, ClosureStep

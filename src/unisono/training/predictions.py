@@ -128,11 +128,7 @@ class Rows:
 
 
 def share_rows(
-    rows: Rows,
-    team: Team,
-    host_of: Mapping[int, int],
-    plan: SamplePlan,
-    chunk: int = _CHUNK_BYTES,
+    rows: Rows, team: Team, host_of: Mapping[int, int], plan: SamplePlan, chunk: int = _CHUNK_BYTES
 ) -> None:
     """Send each host's rows to all others; `host_of` says who computed a shard. Collective."""
     if len(team.hosts) == 1:

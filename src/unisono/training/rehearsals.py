@@ -40,7 +40,7 @@ from unisono.programs.hashes import hashed
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference
 from unisono.programs.walk import Walk, programs_own
 from unisono.runtime.device import generator_states, set_generator_states
-from unisono.runtime.workers.context import as_another_worker
+from unisono.runtime.workers.other_rank import as_another_worker
 from unisono.runtime.workers.team import Team
 from unisono.training.body_rehearsal import BodyRehearsal
 from unisono.training.run_context import RunContext

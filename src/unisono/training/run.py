@@ -39,6 +39,7 @@ from unisono.runtime.workers.launcher_messages import Ready
 from unisono.training.checkpoints import Checkpoints
 from unisono.training.identity import fixed_by
 from unisono.training.loop import begin_loop
+from unisono.training.model_placement import device_of_run, place_on
 from unisono.training.options import (
     OF_PROGRAM,
     THINGS,
@@ -49,14 +50,7 @@ from unisono.training.options import (
 )
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.run_context import RunContext
-from unisono.training.several_models import (
-    Models,
-    Optimizers,
-    check_names,
-    device_of_run,
-    joined,
-    place_on,
-)
+from unisono.training.several_models import Models, Optimizers, check_names, joined
 from unisono.training.step import Step
 
 SCALER_KEY = "grad_scaler"

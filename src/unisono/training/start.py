@@ -24,7 +24,8 @@ from unisono.runtime.world import OPEN_MPI, SLURM, THREADS_VARIABLE, threads_per
 from unisono.training.identity import compare_devices, switches_of
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.resume import resume
-from unisono.training.run_context import RunContext, facts_of_order, samples_now, samples_seen
+from unisono.training.run_context import RunContext, samples_now, samples_seen
+from unisono.training.sampler_order import facts_of_order
 
 _MANY = 4  # cores from which using one is reported
 _IN_EVAL = (

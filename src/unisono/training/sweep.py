@@ -32,7 +32,8 @@ from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import failure, raised
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
-from unisono.training.run_context import RunContext, facts_of_order
+from unisono.training.run_context import RunContext
+from unisono.training.sampler_order import facts_of_order
 
 
 class Part(NamedTuple):

@@ -35,12 +35,12 @@ from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_lane
 from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.division import Division
-from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.engine.exchange.host_bucket import HostBucket, LaneMemory
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, Views, connect_lane
 from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.exchange.parts import presence
+from unisono.engine.exchange.ready_buckets import ReadyBuckets
 from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, parts_of

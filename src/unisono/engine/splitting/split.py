@@ -31,11 +31,7 @@ Devices = Sequence["str | torch.device"]
 Balance = str | Mapping[Any, Sequence[str]]
 
 
-def split(
-    model: nn.Module,
-    devices: Devices,
-    balance: Balance = BY_MEMORY,
-) -> nn.Module:
+def split(model: nn.Module, devices: Devices, balance: Balance = BY_MEMORY) -> nn.Module:
     """Place consecutive parts of a model on several devices of this process, in place.
 
     For models that do not fit on one device. Parameters remain the same objects, and names, state

@@ -230,10 +230,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _compare(
-    where: str,
-    here: Mapping[str, torch.Tensor],
-    there: Mapping[str, torch.Tensor],
-    strict: bool,
+    where: str, here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor], strict: bool
 ) -> None:
     for name, old in there.items():
         new = here[name]

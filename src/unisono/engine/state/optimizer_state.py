@@ -106,9 +106,7 @@ def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def put_back_state(
-    optimizer: Optimizer,
-    named: Mapping[str, nn.Parameter],
-    states: Mapping[str, dict[str, Any]],
+    optimizer: Optimizer, named: Mapping[str, nn.Parameter], states: Mapping[str, dict[str, Any]]
 ) -> None:
     """Set an optimizer's state to the result of :func:`join_state`."""
     for key in _own_keys(optimizer):

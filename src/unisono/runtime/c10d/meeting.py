@@ -34,8 +34,9 @@ from unisono.runtime.c10d.group_memory import (
 )
 from unisono.runtime.procfs import started_at
 from unisono.runtime.workers import meeting_point as futex
-from unisono.runtime.workers.context import ShownWait, context
+from unisono.runtime.workers.context import context
 from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoint, add_and_wake
+from unisono.runtime.workers.shown_wait import ShownWait
 
 # A death explains more than a rank that has left, and that more than one that has given up.
 _TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)

@@ -41,8 +41,8 @@ from unisono.runtime.c10d.group_memory import (
 from unisono.runtime.c10d.meeting import Meeting
 from unisono.runtime.dtypes import dtype_name
 from unisono.runtime.workers import meeting_point as futex
-from unisono.runtime.workers.context import ShownWait
 from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S
+from unisono.runtime.workers.shown_wait import ShownWait
 
 _ENTRY = struct.Struct("<qqqq")
 _READ_FLAG_BYTES = 64

@@ -16,11 +16,7 @@ from dataclasses import dataclass, field
 from unisono.runtime import procfs
 from unisono.runtime.hangs.explanation import Hang, describe, explain
 from unisono.runtime.hangs.whereabouts import RankNotes, inspect_ranks, notes_of
-from unisono.runtime.workers.control_block import (
-    MEMORY_NAME,
-    ControlBlock,
-    control_block_bytes,
-)
+from unisono.runtime.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 

@@ -40,7 +40,7 @@ from unisono.runtime.notices import say
 from unisono.runtime.procfs import adopt_orphans, die_with, kill_below, thread_has_ended
 from unisono.runtime.signals import ENDING_SIGNALS, signals_held_back
 from unisono.runtime.workers import launcher_messages as messages
-from unisono.runtime.workers.launcher_messages import Channel
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.supervisor import PID_VARIABLE
 from unisono.runtime.world import per_process
 

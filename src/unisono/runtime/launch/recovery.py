@@ -25,7 +25,6 @@ from unisono.runtime.workers.launcher_messages import (
     Continue,
     Live,
     LoopBegan,
-    Membership,
     NoRecovery,
     Passed,
     Ready,
@@ -35,6 +34,7 @@ from unisono.runtime.workers.launcher_messages import (
     ToWorker,
 )
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 
 PERIOD_S = 60.0
 RESTARTS = 3

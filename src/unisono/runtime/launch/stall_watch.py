@@ -27,7 +27,7 @@ from typing import NamedTuple, final
 from unisono.runtime.hangs.whereabouts import RankNotes, notes_of
 from unisono.runtime.procfs import read_stat, read_text, thread_times
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 
 # gloo's thread wakes a hundred times a second even without traffic.
 _IDLE_THREADS = ("gloo_tcp_loop",)

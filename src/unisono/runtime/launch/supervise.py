@@ -36,9 +36,10 @@ from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
 from unisono.runtime.signals import AGENT_ENDED, NOTICES, ONE_SIGNAL_S, Signals
 from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import MEMORY_NAME
-from unisono.runtime.workers.launcher_messages import Channel, Membership
+from unisono.runtime.workers.membership import Membership
 
 # A longer step may be cut off: Open MPI kills a job 2 s after a notice, most others after 30 s.
 _KEEPS_AFTER_S = 1.0

@@ -28,11 +28,9 @@ from unisono.runtime.faults import Faults
 from unisono.runtime.hangs.collective_notes import note_collectives
 from unisono.runtime.hangs.stacks import allow_launcher_to_inspect
 from unisono.runtime.launch import exceptions
+from unisono.runtime.launch.group_lifetime import free_groups_of_torchs_ddp_last
 from unisono.runtime.launch.job import Job, worker_environment
-from unisono.runtime.launch.process_groups import (
-    free_groups_of_torchs_ddp_last,
-    use_launchers_store,
-)
+from unisono.runtime.launch.process_groups import use_launchers_store
 from unisono.runtime.launch.program import run_program
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import NOTICES

@@ -42,10 +42,7 @@ class ExternallyLaunched(Supervisor):
     hears_signals = True
 
     def __init__(
-        self,
-        world: World,
-        control: ControlBlock,
-        ranks_of_host: tuple[tuple[int, ...], ...] = (),
+        self, world: World, control: ControlBlock, ranks_of_host: tuple[tuple[int, ...], ...] = ()
     ) -> None:
         self.world = world
         self.control = control

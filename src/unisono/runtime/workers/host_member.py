@@ -48,6 +48,7 @@ from unisono.runtime.workers.host_links import (
 from unisono.runtime.workers.hosts_control_block import HostsControlBlock
 from unisono.runtime.workers.interfaces import address_here
 from unisono.runtime.workers.meeting_point import COUNTER, Departure
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.rendezvous import RankPlaces, Rendezvous, prefixed
 from unisono.runtime.workers.supervisor import RECOVERS_VARIABLE, LauncherLink
 from unisono.runtime.workers.team import StepBrokenError
@@ -135,7 +136,7 @@ class HostMember(LauncherLink):
             )
         return payload
 
-    def stopped(self, arrivals: int, *, between_steps: bool) -> messages.Membership:
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """Wait until all workers of all hosts are back.
 
         Raises a StepBrokenError if others have finished the call that this worker is in.
@@ -175,7 +176,7 @@ class HostMember(LauncherLink):
             return messages.Passed(payload, facts)
         return messages.Live(membership, self.agreed_loop, is_alone=True)
 
-    def _begin_again(self, arrivals: int) -> messages.Membership:
+    def _begin_again(self, arrivals: int) -> Membership:
         """Wait for all workers of all hosts, and reconnect to them. Collective."""
         failures = 0
         while not self._is_over(self._index):
@@ -204,7 +205,7 @@ class HostMember(LauncherLink):
             why = f"the store on its host does not answer ({error})"
             raise _ended(0, why) from error
 
-    def _meet_in_round(self, arrivals: int) -> messages.Membership:
+    def _meet_in_round(self, arrivals: int) -> Membership:
         number = self._enter_round()
         try:
             rendezvous = self._rendezvous(number)
@@ -223,7 +224,7 @@ class HostMember(LauncherLink):
         self._heartbeats.hide()
         self.agreed_snapshot = max(snapshots)
         self.agreed_loop = next(filter(None, loops), None)
-        return messages.Membership(tuple(range(self.world.world_size)), 0, number)
+        return Membership(tuple(range(self.world.world_size)), 0, number)
 
     def _enter_round(self) -> int:
         """Return the number of the current round; each rank enters a round at most once.

@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, final
 from unisono.errors import UnisonoError
 from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import file_store
-from unisono.runtime.workers.launcher_messages import Channel, Live, Membership, Passed
+from unisono.runtime.workers.launcher_messages import Live, Passed
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.world import World, world
 

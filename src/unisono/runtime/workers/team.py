@@ -18,8 +18,8 @@ from typing import final
 from unisono.errors import MismatchError, UnisonoError
 from unisono.runtime.faults import Faults
 from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier
-from unisono.runtime.workers.launcher_messages import Membership
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.supervisor import Supervisor
 

@@ -151,11 +151,7 @@ class View:
 
 
 def see(
-    status: RunStatus,
-    processes: Mapping[int, Process],
-    now_unix_s: float,
-    *,
-    is_held: bool = True,
+    status: RunStatus, processes: Mapping[int, Process], now_unix_s: float, *, is_held: bool = True
 ) -> View:
     """Describe how a run stands, given what each rank's process does, as far as known.
 
