@@ -11,7 +11,7 @@ from tests.descriptors import none_stay_open
 
 from unisono.runtime.checkpoint.slots import Places
 from unisono.runtime.checkpoint.writer import SlotToWrite
-from unisono.runtime.workers import launcher_messages as channel_module
+from unisono.runtime.workers import channel as channel_module
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import (
     Begun,
