@@ -102,8 +102,10 @@ pictures: .venv/ready      ## docs/pictures and outputs on pages and in the note
 	$(BIN)/python -m docs.pictures.make
 	$(BIN)/python -m tests.shown_runs
 
-wheel: .venv/ready         ## source distribution and wheel, in dist/
+wheel: .venv/ready         ## source distribution, and from it the wheel, in dist/; then `unisono demo` in a fresh environment; a few minutes
+	rm -rf dist
 	$(BIN)/python -m build --quiet
+	PYTHON=$(PYTHON) .ci/wheel
 
 clean:
 	rm -rf .venv .venv-peers .venv-torch-* site dist build

@@ -17,7 +17,7 @@ def wait_for_replacement(team: Any) -> None:
     if JOINED in os.environ and team.is_replacement:
         Path(os.environ[JOINED], str(team.world.rank)).touch()
     end_s = time.monotonic() + COMES_WITHIN_S
-    while team.size < team.world.world_size and not team.is_asked_to_stop:
+    while team.size < team.world.world_size and not team.is_stop_requested:
         if time.monotonic() > end_s:
             break
         time.sleep(0.001)

@@ -69,7 +69,8 @@ def test_pages_stay_as_short_as_they_are_meant_to_be() -> None:
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:
-    more = [REPOSITORY / "CONTRIBUTING.md", *EXAMPLES.rglob("*.md")]
+    names = ("CONTRIBUTING", "CHANGELOG", "SECURITY", "CODE_OF_CONDUCT")
+    more = [*(REPOSITORY / f"{name}.md" for name in names), *EXAMPLES.rglob("*.md")]
     broken = [
         (str(page.relative_to(REPOSITORY)), link)
         for page in PAGES + more
@@ -97,7 +98,6 @@ def test_every_command_that_is_shown_exists() -> None:
     shown = {
         (name, page.name)
         for page in PAGES
-        if page.name != "log.md"
         for block in blocks(page, "console")
         for name in re.findall(r"^\$ (?:\w+=\S+ )*unisono ([a-z]+)", block, re.M)
     }

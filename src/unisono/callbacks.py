@@ -9,19 +9,11 @@ from unisono.runtime.habits import missing as _missing
 
 if TYPE_CHECKING:
     from unisono.training.callbacks.best_validation import BestCheckpoint as BestCheckpoint
-    from unisono.training.callbacks.best_validation import EarlyStopping as EarlyStopping
-    from unisono.training.callbacks.callback import (
-        Callback as Callback,
-    )
-    from unisono.training.callbacks.callback import (
-        DoneStep as DoneStep,
-    )
-    from unisono.training.callbacks.callback import (
-        Fit as Fit,
-    )
-    from unisono.training.callbacks.callback import (
-        Times as Times,
-    )
+    from unisono.training.callbacks.callback import Callback as Callback
+    from unisono.training.callbacks.callback import DoneStep as DoneStep
+    from unisono.training.callbacks.callback import Fit as Fit
+    from unisono.training.callbacks.callback import Times as Times
+    from unisono.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from unisono.training.callbacks.ema import EMA as EMA
     from unisono.training.callbacks.event_log import EventLog as EventLog
     from unisono.training.callbacks.progress import Progress as Progress
@@ -36,7 +28,7 @@ _HOMES = {
     "Callback": "callback",
     "DoneStep": "callback",
     "EMA": "ema",
-    "EarlyStopping": "best_validation",
+    "EarlyStopping": "early_stopping",
     "EventLog": "event_log",
     "Fit": "callback",
     "MLflow": "trackers",

@@ -595,7 +595,7 @@ def test_a_mismatch_that_the_helper_meets_while_one_asks_of_another_call_is_kept
                 helper.join(0.2)
 
     helper = threading.Thread(target=fail)
-    assert run.hear(Asked()) is None
+    assert run.take_failure(Asked()) is None
     helper.join()
     with pytest.raises(MismatchError, match="another call has failed"):
         run.carry_out(Asked(), is_async=True)

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback, EarlyStopping, EventLog
 from unisono.errors import CallbackError
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 from unisono.tools.report.history import gather
 
 

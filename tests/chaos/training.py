@@ -177,7 +177,7 @@ def before_forward(options, run, recorder, *, is_training):
         time.sleep(0.001)
     start_s = time.monotonic()
     while step in options.hold and run._context.team.size < run._context.team.world.world_size:
-        if run._context.team.is_asked_to_stop:
+        if run._context.team.is_stop_requested:
             return
         if time.monotonic() - start_s > NOBODY_COMES_S:
             raise TimeoutError(f"no replacement has caught up in {NOBODY_COMES_S:.0f} s")

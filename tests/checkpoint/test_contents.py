@@ -14,7 +14,7 @@ from torch import nn
 
 from unisono.engine.exchange.snapshots import as_bytes, describe_extras, from_bytes
 from unisono.engine.state.contents import digest_of
-from unisono.engine.state.saved import Snapshot, apply, apply_groups
+from unisono.engine.state.saved import CheckpointData, apply, apply_groups
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.sealed import Sealed
 
@@ -49,7 +49,7 @@ def files(facts=FACTS, **changes):
 
 
 def snapshot_of(files):
-    return Snapshot.from_files({name: Sealed.of([data]) for name, data in files.items()})
+    return CheckpointData.from_files({name: Sealed.of([data]) for name, data in files.items()})
 
 
 def changed(**changes):

@@ -13,7 +13,7 @@ import pytest
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 from unisono.runtime.checkpoint.slots import Places, write_blob
-from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept, newest_kept
+from unisono.runtime.checkpoint.writer import CheckpointWriter, SlotToWrite, newest_to_write
 
 PLACES = Places(7, 16384, 0, (4096, 8192), 4096, 64)
 NOTHING = json.dumps({"model.safetensors": [], "optimizer.safetensors": []}).encode()
@@ -34,7 +34,7 @@ def snapshot(memory, slot, step, mark):
 
 
 def kept(slot, step, directory):
-    return Kept(PLACES, slot, step, str(directory), 3)
+    return SlotToWrite(PLACES, slot, step, str(directory), 3)
 
 
 def told_of_writing(memory, directory):
@@ -47,15 +47,15 @@ def told_of_writing(memory, directory):
 
 def test_the_newest_whole_snapshot_is_found(memory, tmp_path):
     loop = {**asdict(PLACES), "directory": str(tmp_path), "keep": 2}
-    assert newest_kept(memory, loop) is None
+    assert newest_to_write(memory, loop) is None
     snapshot(memory, 0, 0, mark=1)
-    assert newest_kept(memory, loop) is None, "nothing is done yet"
+    assert newest_to_write(memory, loop) is None, "nothing is done yet"
     snapshot(memory, 0, 5, mark=1)
-    assert newest_kept(memory, loop).step == 5
+    assert newest_to_write(memory, loop).step == 5
     snapshot(memory, 1, 9, mark=2)
-    assert newest_kept(memory, loop).step == 9
+    assert newest_to_write(memory, loop).step == 9
     snapshot(memory, 0, 5, mark=3)
-    assert newest_kept(memory, loop).step == 5
+    assert newest_to_write(memory, loop).step == 5
 
 
 def test_a_snapshot_is_written_and_marked_busy_meanwhile(memory, tmp_path, monkeypatch):

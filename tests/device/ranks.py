@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from tests.accelerator import sim
 from tests.exchange.fake_hosts import HostsJob
-from tests.workers.desk import Death, Job
+from tests.workers.fake_launcher import Death, Job
 from torch import nn
 
 from unisono.engine.exchange.exchange import Exchange, ExchangeKind
@@ -248,7 +248,7 @@ def run(
         try:
             return train(team, kind, optimizer, clip_norm, bad, is_sharded)
         except Exception:
-            job.desk.lose(team.world.rank)  # nobody waits for it
+            job.launcher.lose(team.world.rank)  # nobody waits for it
             raise
 
     return job.run(work)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 from tests.device import ranks
-from tests.workers.desk import MOMENTS, Death
+from tests.workers.fake_launcher import MOMENTS, Death
 
 from unisono.engine.exchange import host_memory, lanes
 from unisono.errors import NonFiniteLossError

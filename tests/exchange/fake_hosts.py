@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tests.workers.desk import Death, Desk, DeskSupervisor, Job
+from tests.workers.fake_launcher import Death, FakeLauncher, FakeSupervisor, Job
 
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.memory import Memory
@@ -18,7 +18,7 @@ def on_hosts(num_ranks: int) -> tuple[tuple[int, ...], ...]:
     return ((0,), tuple(range(1, num_ranks))) if num_ranks > 1 else ((0,),)
 
 
-class HostsDesk(Desk):
+class FakeHostsLauncher(FakeLauncher):
     """Plays the launchers of several hosts.
 
     Attributes:
@@ -32,27 +32,29 @@ class HostsDesk(Desk):
         self.said: dict[tuple[int, int], bytes] = {}
 
 
-class HostSupervisor(DeskSupervisor):
-    """The desk as one rank on a host sees it."""
+class HostSupervisor(FakeSupervisor):
+    """The launcher as one rank on a host sees it."""
 
     address = "127.0.0.1"
 
-    def __init__(self, desk: HostsDesk, rank: int, control: ControlBlock, *more: Any) -> None:
-        super().__init__(desk, rank, control, *more)
-        self.ranks_of_host = desk.ranks_of_host
-        self._host = next(ranks for ranks in desk.ranks_of_host if rank in ranks)
-        control.put_beside = partial(self._put, desk)  # type: ignore[method-assign]
-        control.beside = partial(self._beside, desk)  # type: ignore[method-assign]
+    def __init__(
+        self, launcher: FakeHostsLauncher, rank: int, control: ControlBlock, *more: Any
+    ) -> None:
+        super().__init__(launcher, rank, control, *more)
+        self.ranks_of_host = launcher.ranks_of_host
+        self._host = next(ranks for ranks in launcher.ranks_of_host if rank in ranks)
+        control.attach = partial(self._put, launcher)  # type: ignore[method-assign]
+        control.attached = partial(self._beside, launcher)  # type: ignore[method-assign]
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
-        return self._desk.memory(100 * key + self._host[0], num_bytes)
+        return self._launcher.memory(100 * key + self._host[0], num_bytes)
 
-    def _put(self, desk: HostsDesk, which: int, data: bytes) -> None:
-        desk.said[self.world.rank, which] = data
+    def _put(self, launcher: FakeHostsLauncher, which: int, data: bytes) -> None:
+        launcher.said[self.world.rank, which] = data
 
-    def _beside(self, desk: HostsDesk, which: int) -> dict[int, bytes]:
-        far = [rank for ranks in desk.ranks_of_host for rank in ranks if rank not in self._host]
-        return {rank: desk.said[rank, which] for rank in far if (rank, which) in desk.said}
+    def _beside(self, launcher: FakeHostsLauncher, which: int) -> dict[int, bytes]:
+        far = [rank for ranks in launcher.ranks_of_host for rank in ranks if rank not in self._host]
+        return {rank: launcher.said[rank, which] for rank in far if (rank, which) in launcher.said}
 
 
 class HostsJob(Job):
@@ -67,4 +69,4 @@ class HostsJob(Job):
         ranks_of_host: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(control, deaths)
-        self.desk = HostsDesk(control, ranks_of_host or on_hosts(control.world_size))
+        self.launcher = FakeHostsLauncher(control, ranks_of_host or on_hosts(control.world_size))

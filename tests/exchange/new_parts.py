@@ -9,9 +9,9 @@ from unisono.engine.exchange.parts import OrderedSum, OwnParts, Parts, Published
 from unisono.engine.exchange.replicas import (
     begin_alike,
     copy_replica,
-    go_back_alike,
     lay_out_alike,
     load_replica,
+    roll_back_replica,
 )
 from unisono.engine.state.optimizer_state import apply_state, take_state
 from unisono.engine.state.saved import apply_groups
@@ -81,15 +81,15 @@ class Server(Ownership):
         self._leader = self.team.membership.leader
         lay_out_alike(self.layout)
         if live is None:
-            begin_alike(self, self._give_state, self._take_state)
+            begin_alike(self, self._write_state, self._read_state)
         else:
             self.load()
 
-    def _give_state(self, slot):
+    def _write_state(self, slot):
         tensors, numbers = take_state(self.layout.optimizer, self.named_whole())
         self.describe(slot, {"numbers": numbers}, tensors)
 
-    def _take_state(self, slot):
+    def _read_state(self, slot):
         self.layout.optimizer.state.clear()
         facts, tensors = self.memory.snapshots.facts(slot), self.memory.snapshots.extra(slot)
         apply_state(self.layout.optimizer, self.named_whole(), facts, tensors)
@@ -102,10 +102,10 @@ class Server(Ownership):
         self._leader = self.team.membership.leader
 
     def load(self):
-        go_back_alike(self, self._take_state)
+        roll_back_replica(self, self._read_state)
 
     def discard_changes(self):
-        self._take_state(load_replica(self.layout))
+        self._read_state(load_replica(self.layout))
 
     def copy(self, slot, copy_of_buffers, position, size):
         copy_replica(self.layout, slot, copy_of_buffers, position, size, into_slot=True)

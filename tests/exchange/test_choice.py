@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.workers.desk import Job
+from tests.workers.fake_launcher import Job
 from torch import distributed, nn
 
 import unisono

@@ -9,7 +9,7 @@ import torch
 from tests.device.ranks import Normed
 from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.new_parts import Mail, Server
-from tests.workers.desk import MOMENTS, Death, Job
+from tests.workers.fake_launcher import MOMENTS, Death, Job
 from torch import nn
 
 from unisono.engine.exchange import group_carriage, lanes
@@ -22,7 +22,7 @@ from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.contents import digest_of, place
 from unisono.engine.state.optimizer_state import group_options, take_state
 from unisono.engine.step.transforms import Clipping
-from unisono.engine.step.update import Member
+from unisono.engine.step.update import LoopOptimizer
 from unisono.plan.summation import tree_sum
 from unisono.runtime.device import on_host
 from unisono.runtime.workers import meeting_point
@@ -127,7 +127,7 @@ def same_bits(here, there):
 
 def snapshot(exchange, team, step, optimizer):
     while True:
-        exchange.give_changes()
+        exchange.publish_before_save()
         tensors, numbers = {}, {}
         if team.leads_host:
             tensors, numbers = take_state(optimizer, exchange.named_whole())
@@ -167,7 +167,7 @@ def take_step(exchange, optimizer, step):
     while more is not None:
         publish(exchange, more, step)
         # While nobody updates: it reads how far the optimizer has counted.
-        member = Member("", optimizer, Clipping(), None)
+        member = LoopOptimizer("", optimizer, Clipping(), None)
         member.follow(exchange)
         update = member.update
         more = exchange.gather(f"gradients of {step}")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.exchange.test_contract import GROUP, adam, check, train
-from tests.workers.desk import Job
+from tests.workers.fake_launcher import Job
 
 from unisono.engine.exchange import gloo_communicator
 from unisono.engine.exchange.communicator import BrokenError

@@ -12,7 +12,7 @@ from tests.exchange import test_contract
 from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.fake_nccl import FakeNccl
 from tests.exchange.test_contract import adam, check, normed, on_devices, train
-from tests.workers.desk import Death, Job
+from tests.workers.fake_launcher import Death, Job
 
 from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.exchange import ExchangeKind

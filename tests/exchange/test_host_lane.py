@@ -11,8 +11,8 @@ from tests.exchange.fake_hosts import HostsJob
 
 from unisono.engine.exchange import host_lane
 from unisono.engine.exchange.communicator import BrokenError
-from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, connect_lane
+from unisono.engine.exchange.ready_buckets import ReadyBuckets
 from unisono.runtime.workers import host_links
 
 

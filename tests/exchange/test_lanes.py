@@ -29,6 +29,6 @@ def test_a_loss_ends_the_wait_if_it_ends_the_meeting(lost, is_at_next_meeting, g
         membership=SimpleNamespace(ranks=(0, 1, 2, 3)),
         has_lost=bool(lost),
         departure=lambda rank: Departure.DIED if rank in lost else Departure.PRESENT,
-        has_gone_further=lambda rank: is_at_next_meeting,
+        is_ahead=lambda rank: is_at_next_meeting,
     )
     assert waiting._is_in_vain is gives_up

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.exchange.fake_nccl import FakeNccl
-from tests.workers.desk import Death, Job
+from tests.workers.fake_launcher import Death, Job
 
 from unisono.engine.exchange import nccl_communicator
 from unisono.engine.exchange.communicator import BrokenError

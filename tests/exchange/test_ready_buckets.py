@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.engine.exchange.early_part import ReadyBuckets
+from unisono.engine.exchange.ready_buckets import ReadyBuckets
 
 INDICES = [(3, 4), (2, 3), (0, 1)]  # a parameter may be in several
 

@@ -55,13 +55,13 @@ def train_recomputed():
 def train_with_a_slow_reader():
     """Worker 1 copies the sums of the last step when worker 0 has done with the loop."""
     if unisono.world().rank == 1:
-        take = HostMemoryCarriage.take_sums
+        take = HostMemoryCarriage.copy_sums_from_host
 
         def slow(carriage, *, with_own):
             time.sleep(0.03)
             take(carriage, with_own=with_own)
 
-        HostMemoryCarriage.take_sums = slow
+        HostMemoryCarriage.copy_sums_from_host = slow
     return train_recomputed()
 
 

@@ -11,8 +11,8 @@ import unisono
 from unisono.runtime.hangs.explanation import Hang, describe, explain
 from unisono.runtime.hangs.stacks import Frame, Sample, Stack
 from unisono.runtime.hangs.whereabouts import (
-    ProcessLook,
-    RankLook,
+    ProcessState,
+    RankState,
     meeting_in_words,
     whereabouts,
 )
@@ -51,19 +51,19 @@ INIT = call("init_process_group")
 
 def process(
     *stack: Frame, kernel: ProcessStat = ASLEEP, pid: int = 10, **more: object
-) -> ProcessLook:
-    return ProcessLook(pid, "python", Sample(tuple(stack)), kernel, kernel.computes, **more)  # type: ignore[arg-type]
+) -> ProcessState:
+    return ProcessState(pid, "python", Sample(tuple(stack)), kernel, kernel.computes, **more)  # type: ignore[arg-type]
 
 
-def rank(number: int, *stack: Frame, kernel: ProcessStat = ASLEEP, **more: object) -> RankLook:
-    return RankLook(number, process(*stack, kernel=kernel, pid=10 + number), **more)  # type: ignore[arg-type]
+def rank(number: int, *stack: Frame, kernel: ProcessStat = ASLEEP, **more: object) -> RankState:
+    return RankState(number, process(*stack, kernel=kernel, pid=10 + number), **more)  # type: ignore[arg-type]
 
 
-def first_line(*looks: RankLook, hang: Hang | None = None) -> str:
+def first_line(*looks: RankState, hang: Hang | None = None) -> str:
     return explain(looks, hang or Hang(4.2)).partition("\n")[0]
 
 
-def at_meeting(number: int, step: int = 57) -> RankLook:
+def at_meeting(number: int, step: int = 57) -> RankState:
     return rank(number, TRAIN, meeting=f"gradients of step {step}", step=step)
 
 
@@ -214,7 +214,7 @@ def test_one_that_computes_or_is_elsewhere_waits_for_nobody(
 
 
 def test_a_wait_for_work_is_known_by_its_line_and_the_call_before() -> None:
-    def look(source: str, noted: str) -> RankLook:
+    def look(source: str, noted: str) -> RankState:
         return replace(rank(0, call=noted), process=process(TRAIN, source=source))
 
     found = whereabouts(look("    work.wait()\n", "all_reduce of float32 [3]"))
@@ -243,7 +243,7 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
     children = (
         process(*idle, pid=20),
         process(*busy, pid=21, kernel=ProcessStat("D")),
-        ProcessLook(22, "ffmpeg", kernel=ASLEEP),
+        ProcessState(22, "ffmpeg", kernel=ASLEEP),
     )
     late = rank(1, take, TRAIN, children=children, is_behind=True, step=3)
     text = explain([at_meeting(0, 3), late], Hang(4.0, folder="/work"))
@@ -270,20 +270,20 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
 def test_what_the_kernel_says_is_added(
     kernel: ProcessStat, more: dict[str, object], remark: str
 ) -> None:
-    look = ProcessLook(
+    look = ProcessState(
         10, "python", **{"sample": Sample((LOAD,)), **more}, kernel=kernel, computes=kernel.computes
     )  # type: ignore[arg-type]
-    assert f"({remark})" in describe([RankLook(0, look)], Hang())
+    assert f"({remark})" in describe([RankState(0, look)], Hang())
 
 
 def test_a_rank_without_a_stack_is_still_told_of() -> None:
-    blind = ProcessLook(11, "python", Sample(trouble="py-spy did not answer in time"), ASLEEP)
-    late = RankLook(1, blind, is_behind=True, step=57)
+    blind = ProcessState(11, "python", Sample(trouble="py-spy did not answer in time"), ASLEEP)
+    late = RankState(1, blind, is_behind=True, step=57)
     assert first_line(at_meeting(0), late) == (
         "Step 57 has been waiting for 4 s. Rank 1 has not arrived at the sum of gradients: it is "
         "in code that cannot be seen (py-spy did not answer in time). Rank 0 waits for it."
     )
-    gone = RankLook(1, ProcessLook(11), is_behind=True, step=57)
+    gone = RankState(1, ProcessState(11), is_behind=True, step=57)
     assert "it has ended. Rank 0" in first_line(at_meeting(0), gone)
 
 

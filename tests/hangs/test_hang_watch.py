@@ -33,7 +33,7 @@ class Bench:
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         monkeypatch.setattr(hang_watch, "time", clock)
         monkeypatch.setattr(hang_watch, "thread_time_ns", lambda pid: self.ran_ns[pid])
-        monkeypatch.setattr(hang_watch, "look_at_ranks", lambda *_, **how: [])
+        monkeypatch.setattr(hang_watch, "inspect_ranks", lambda *_, **how: [])
         monkeypatch.setattr(hang_watch, "explain", self._explain)
         self.watch = HangWatch(control, "/work", lambda text: self.said.append(self.now_s))
 
@@ -48,7 +48,7 @@ class Bench:
             self.now_s += LOOK_EVERY_S
             for pid in self.busy:
                 self.ran_ns[pid] += int(LOOK_EVERY_S * 1e9)
-            self.watch.look(scene or Scene(PIDS, ALL))
+            self.watch.poll(scene or Scene(PIDS, ALL))
             self.watch.close()
         return [at_s - began_s for at_s in self.said[before:]]
 
@@ -154,7 +154,7 @@ def test_advice_that_fails_ends_nothing(bench: Bench, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise OSError("no such luck")
 
-    monkeypatch.setattr(hang_watch, "look_at_ranks", fail)
+    monkeypatch.setattr(hang_watch, "inspect_ranks", fail)
     bench.control.lines[0].arrive()
     assert bench.run(5) == [4.0]  # that it cannot be seen
     monkeypatch.setattr(hang_watch, "notes_of", fail)

@@ -15,10 +15,10 @@ from unisono.runtime.hangs.stacks import (
     Frame,
     Owner,
     folded,
-    own_place,
     read_dump,
     sample,
     sample_in,
+    user_frame,
 )
 
 OURS = str(Path(unisono.__file__).parent / "data" / "fetch.py")
@@ -69,7 +69,7 @@ def test_a_frame_belongs_to_whoever_wrote_its_file(file: str, owner: Owner) -> N
 def test_the_innermost_line_of_the_users_is_where_a_rank_is(
     stack: tuple[Frame, ...], place: Frame | None
 ) -> None:
-    assert own_place(stack) == place
+    assert user_frame(stack) == place
 
 
 def item(function: str = "__getitem__", file: str = "/work/data.py", **arguments: str) -> Frame:

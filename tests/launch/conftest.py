@@ -15,7 +15,7 @@ from tests.warm import processes
 
 from unisono.runtime.launch import stall_watch
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENDED_S = 30.0  # on a machine where others compute, too

@@ -52,7 +52,7 @@ def test_all_are_told_of(page: ControlBlock, kernel: Kernel) -> None:
     page.show_wait(1, b"all_reduce")
     for _ in range(3):
         kernel.now_s += LOOK_EVERY_S
-        found = watch.look(PIDS, ALL, are_grouped=True, is_everybody=True)
+        found = watch.poll(PIDS, ALL, are_grouped=True, is_everybody=True)
     ((rank, message, how),) = found
     assert (rank, how) == (1, "was ended, as all workers waited for each other for 2 s")
     assert message == (
@@ -70,7 +70,7 @@ def ended_within(watch: StallWatch, kernel: Kernel, num_looks: int, **how: objec
     for _ in range(num_looks):
         kernel.now_s += LOOK_EVERY_S
         kernel.processes[10] = (kernel.processes[10][0] + 1, False)
-        found += [one.rank for one in watch.look(PIDS, ALL, are_grouped=True, **how)]  # type: ignore[arg-type]
+        found += [one.rank for one in watch.poll(PIDS, ALL, are_grouped=True, **how)]  # type: ignore[arg-type]
     return found
 
 
@@ -128,7 +128,7 @@ def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
     watch = StallWatch(page, 2.0)
     for _ in range(3):
         kernel.now_s += LOOK_EVERY_S
-        seen = watch.look(PIDS, ALL, are_grouped=True, is_everybody=True)
+        seen = watch.poll(PIDS, ALL, are_grouped=True, is_everybody=True)
     assert [one.rank for one in seen] == found
 
 

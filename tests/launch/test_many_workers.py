@@ -17,7 +17,8 @@ from tests.warm import processes
 from unisono.runtime.launch.job import SCRIPT, Job
 from unisono.runtime.launch.placement import Machine, crowded, place_workers
 from unisono.runtime.launch.supervise import _ASKED_AT_MOST, _Supervision
-from unisono.runtime.workers.launcher_messages import Channel, Forked, ForkWorker
+from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers.launcher_messages import Forked, ForkWorker
 
 MANY = 700
 

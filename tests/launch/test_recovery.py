@@ -33,7 +33,6 @@ from unisono.runtime.workers.launcher_messages import (
     Continue,
     Live,
     LoopBegan,
-    Membership,
     NoRecovery,
     Passed,
     Ready,
@@ -42,6 +41,7 @@ from unisono.runtime.workers.launcher_messages import (
     Stopped,
 )
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 
 Event = Callable[[RecoveryState], RecoveryDecision]
 RESULT = "result"
@@ -55,7 +55,7 @@ class Said:
     message: OfRecovery
 
     def __call__(self, state: RecoveryState) -> RecoveryDecision:
-        return recovery.said(state, self.rank, self.message)
+        return recovery.received(state, self.rank, self.message)
 
 
 READY = Said(0, Ready())

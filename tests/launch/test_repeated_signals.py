@@ -13,7 +13,7 @@ from unisono.runtime.launch import supervise
 from unisono.runtime.launch.job import SCRIPT, Job
 from unisono.runtime.launch.policy import Stage
 from unisono.runtime.signals import AGENT_ENDED
-from unisono.runtime.workers.launcher_messages import Channel
+from unisono.runtime.workers.channel import Channel
 
 INT, TERM, USR1, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 ON_ONE, OF_SEVERAL = (), (2, 2)
@@ -97,7 +97,7 @@ def test_a_signal_that_is_told_twice_counts_once(
         hosts=hosts,
     )
     supervision = supervise._Supervision(server, job, told)  # type: ignore[arg-type]
-    monkeypatch.setattr(supervision._requests, "want_stop", lambda signum: finishes_step)
+    monkeypatch.setattr(supervision._requests, "request_stop", lambda signum: finishes_step)
     try:
         for signum, after_s in signals:
             clock.now, told.new = 100.0 + after_s, [signum]

@@ -9,7 +9,8 @@ import pytest
 
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.report import ending, joined_message, loss_message
-from unisono.runtime.workers.launcher_messages import LoopBegan, Membership, Ready
+from unisono.runtime.workers.launcher_messages import LoopBegan, Ready
+from unisono.runtime.workers.membership import Membership
 
 KILLED = (
     "was killed by SIGKILL (most often the system ran out of memory: use a smaller batch or "
@@ -24,12 +25,12 @@ def state_after(*before: Event, workers: int, replaces: bool = True) -> recovery
     state = recovery.RecoveryState(
         Membership.of(workers), world_size=workers, restarts=9, replaces=replaces
     )
-    for event in (partial(recovery.said, rank=0, message=Ready()), *before):
+    for event in (partial(recovery.received, rank=0, message=Ready()), *before):
         state = event(state).state
     return state
 
 
-LOOP = partial(recovery.said, rank=0, message=LoopBegan(0, {}))
+LOOP = partial(recovery.received, rank=0, message=LoopBegan(0, {}))
 
 
 def lost(rank: int) -> Event:

@@ -14,11 +14,11 @@ from unisono.runtime.launch.stall_watch import (
     LOOK_EVERY_S,
     Observation,
     StallWatch,
-    look,
+    compare,
     processor_time,
 )
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 
 FREE, AWAITED, STOPPED = (False, False), (False, True), (True, False)
 
@@ -27,7 +27,7 @@ def looks(*sights: tuple[int, tuple[bool, bool]], passed_s: float = 1.0) -> floa
     """Look at one worker again and again; say how long it has not moved."""
     watched: dict[int, Observation] = {}
     for beat, how in sights:
-        watched = look(watched, {0: Observation((beat,), *how)}, passed_s)
+        watched = compare(watched, {0: Observation((beat,), *how)}, passed_s)
     return watched[0].quiet_s
 
 
@@ -117,7 +117,7 @@ def seen_in(
     found = []
     for _ in range(num_looks):
         kernel.now_s += LOOK_EVERY_S
-        found += [stalled.rank for stalled in watch.look(PIDS, membership)]
+        found += [stalled.rank for stalled in watch.poll(PIDS, membership)]
     return found
 
 
@@ -129,7 +129,7 @@ def test_who_holds_the_others_up_is_found_and_told(page: ControlBlock, kernel: K
     page.lines[2].begun = 42
     assert seen_in(watch, kernel, 3, ALL) == []
     kernel.now_s += LOOK_EVERY_S
-    ((rank, message, how),) = watch.look(PIDS, ALL)
+    ((rank, message, how),) = watch.poll(PIDS, ALL)
     assert (rank, how) == (2, "was ended, as it stood still for 3 s")
     assert message == (
         "worker 2 (pid 12) must move while others wait for it, but has not for 3 s in step 41: it "
@@ -144,7 +144,7 @@ def test_one_that_a_signal_has_stopped_is_told_so(page: ControlBlock, kernel: Ke
     kernel.processes = {10: (5, False), 11: (5, True), 12: (5, False)}
     assert seen_in(watch, kernel, 1, ALL) == []
     kernel.now_s += LOOK_EVERY_S
-    ((rank, message, _),) = watch.look(PIDS, ALL)
+    ((rank, message, _),) = watch.poll(PIDS, ALL)
     assert rank == 1
     assert "a signal has stopped it (SIGSTOP, or a debugger)" in message
 
@@ -184,9 +184,9 @@ def test_only_the_crew_waits_for_each_other(
 def test_meetings_are_counted_past_the_end_of_32_bits(page: ControlBlock, kernel: Kernel) -> None:
     watch = StallWatch(page, 2.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
-    page.come_back(0, 0)
-    page.come_back(1, 0)
-    page.come_back(2, 2**32 - 1)
+    page.mark_replaced(0, 0)
+    page.mark_replaced(1, 0)
+    page.mark_replaced(2, 2**32 - 1)
     assert seen_in(watch, kernel, 3, ALL) == [2]
 
 
@@ -197,4 +197,4 @@ def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
     kernel.processes = {11: (5, True), 21: (5, True)}
     assert seen_in(watch, kernel, 3, ALL) == []
     kernel.now_s += LOOK_EVERY_S
-    assert watch.look({1: 21}, ALL) == []
+    assert watch.poll({1: 21}, ALL) == []

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.plan.summation import ExactSum
+from unisono.plan.exact_sum import ExactSum
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 

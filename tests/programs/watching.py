@@ -62,8 +62,8 @@ class _Waiting:
         return getattr(self.team, name)
 
     @property
-    def is_asked_to_stop(self) -> bool:
-        return self.team.is_asked_to_stop or any(self.folder.glob("found-*"))
+    def is_stop_requested(self) -> bool:
+        return self.team.is_stop_requested or any(self.folder.glob("found-*"))
 
 
 def _stop(folder: Path, team: Any) -> None:
@@ -73,7 +73,7 @@ def _stop(folder: Path, team: Any) -> None:
         return
     (folder / STOP).touch()
     end_s = time.monotonic() + COMES_WITHIN_S
-    while not team.is_asked_to_stop and time.monotonic() < end_s:
+    while not team.is_stop_requested and time.monotonic() < end_s:
         time.sleep(0.001)
 
 

@@ -12,7 +12,7 @@ from unisono.training.events.events import (
     Failure,
     NewerFormatError,
     Start,
-    StepDone,
+    StepEvent,
     WentBack,
     Workers,
     read_event,
@@ -40,7 +40,7 @@ def read(**line):
 
 def test_a_step_has_its_columns():
     step = read(**STEP)
-    assert isinstance(step, StepDone)
+    assert isinstance(step, StepEvent)
     assert (step.step, step.num_samples, step.learning_rates) == (12, 64, (0.001,))
     assert step.means["loss"] == 0.69
     assert math.isnan(step.means["accuracy"])

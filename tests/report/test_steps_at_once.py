@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.report.lines import history_of
 from tests.report.synthetic import run_lines, to_bytes
 
-from unisono.training.events.events import StepDone, read_event
+from unisono.training.events.events import StepEvent, read_event
 from unisono.training.events.follow import EventReader, read_steps
 
 STEPS = [line for line in run_lines(num_steps=160) if line["event"] == "step"]
@@ -35,7 +35,7 @@ def test_usual_steps_are_read_together():
     lines[7] = to_bytes({**STEPS[7], "delayed_s": [0.5] * len(STEPS[7]["ranks"])})
     steps = read_steps(lines)
     assert steps == one_by_one(lines)
-    assert type(steps[0]) is StepDone
+    assert type(steps[0]) is StepEvent
     assert vars(steps[0]) == vars(read_event(lines[0]))
 
 

@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_is_gone_with_its_last_process(tmp_path, start):
     )
     watch = LiveView(tmp_path)
     with processes.start([sys.executable, *start, script], start_new_session=True) as process:
-        while not (view := watch.look()).num_done:
+        while not (view := watch.current()).num_done:
             assert process.poll() is None
             time.sleep(0.01)
         workers = [psutil.Process(worker.pid) for worker in view.workers]
@@ -85,7 +85,7 @@ def test_a_run_that_is_killed_is_gone_with_its_last_process(tmp_path, start):
         process.kill()
         process.wait()
         assert gone_within([one for one in workers if one.pid != process.pid], 10.0) == []
-        assert watch.look().condition is Condition.GONE
+        assert watch.current().condition is Condition.GONE
 
 
 def test_the_picture_on_the_page_has_the_columns_that_are_drawn(tmp_path):
@@ -99,7 +99,7 @@ def test_the_picture_on_the_page_has_the_columns_that_are_drawn(tmp_path):
 
 
 def test_what_slows_the_newest_steps_is_shown(tmp_path):
-    shown = LiveView(write_run(tmp_path / "run", ends=False)).look()
+    shown = LiveView(write_run(tmp_path / "run", ends=False)).current()
     assert shown.slowness.startswith("worker 2 is slow in its passes: ")
     assert [worker.is_slow for worker in shown.workers] == [False, False, True, False]
 
@@ -137,37 +137,37 @@ class TestLiveView:
         return tmp_path / "events.jsonl"
 
     def test_a_run_that_has_not_begun_is_awaited(self, watch, file):
-        assert watch.look().condition is Condition.AWAITED
+        assert watch.current().condition is Condition.AWAITED
         file.write_bytes(b"")
-        assert watch.look().condition is Condition.AWAITED
+        assert watch.current().condition is Condition.AWAITED
         file.write_bytes(to_bytes(start_line())[:50])
-        assert watch.look().condition is Condition.AWAITED
+        assert watch.current().condition is Condition.AWAITED
 
     def test_a_file_that_was_cut_is_read_anew(self, watch, file):
         head = to_bytes(start_line()) + to_bytes(step(0, 1))
         lost = event("workers", 2, ranks=[0], lost=[1], joined=[], pids=[], why=["x"])
         kept = to_bytes(event("checkpoint", 2))
         file.write_bytes(head + to_bytes(step(1, 2)) + kept + to_bytes(step(2, 3)))
-        assert watch.look().num_done == 3
+        assert watch.current().num_done == 3
         file.write_bytes(head + to_bytes(lost) + to_bytes(event("went_back", 1, from_step=3)))
-        view = watch.look()
+        view = watch.current()
         assert (view.num_done, view.kept) == (1, ())
         assert view.trouble.startswith("x; steps 1 to 2 were repeated, ")
 
     def test_another_run_in_the_folder_is_another(self, watch, file):
         file.write_bytes(to_bytes(start_line(end_step=5)) + to_bytes(step(0, 1)))
-        assert watch.look().end_step == 5
+        assert watch.current().end_step == 5
         file.rename(file.with_stem("events-1"))
-        assert watch.look().condition is Condition.AWAITED
+        assert watch.current().condition is Condition.AWAITED
         file.write_bytes(to_bytes(start_line(end_step=7)))
-        view = watch.look()
+        view = watch.current()
         assert (view.num_done, view.end_step) == (0, 7)
 
     def test_a_long_file_is_known_by_its_end(self, watch, file):
         lines = run_lines(num_steps=2000, num_workers=2, lost_at=20)
         compact = [json.dumps(line, separators=(",", ":")) for line in lines]
         file.write_text("\n".join([*compact, ""]))
-        view = watch.look()
+        view = watch.current()
         assert view.num_done == 2000
         assert len(watch._status.recent) < 200
         assert "worker 1 was killed by SIGKILL" in view.trouble
@@ -177,7 +177,7 @@ class TestLiveView:
         mine = {"ranks": [0], "pids": [os.getpid()], "host": "here"}
         file.write_bytes(to_bytes(start_line(num_workers=1, **mine, time_unix_s=time.time())))
         here, there = (
-            LiveView(tmp_path, host=host).look().workers[0] for host in ("here", "there")
+            LiveView(tmp_path, host=host).current().workers[0] for host in ("here", "there")
         )
         assert here.state == "running"
         assert there.state == "unknown"
@@ -237,7 +237,7 @@ def test_a_directory_that_no_run_has_made_yet_is_waited_for(tmp_path, monkeypatc
     from unisono.tools.report import top
 
     looked = []
-    monkeypatch.setattr(top, "_show_live", lambda watch, console: looked.append(watch.look()))
+    monkeypatch.setattr(top, "_show_live", lambda watch, console: looked.append(watch.current()))
     monkeypatch.setattr(top, "draw", lambda view, console: "")
     console = SimpleNamespace(
         file=SimpleNamespace(isatty=lambda: True), is_dumb_terminal=False, print=lambda *_: None

@@ -23,10 +23,10 @@ def test_a_layer_thawed_after_going_back_is_kept_as_thawed():
     frozen, tensors = state.collect({}, with_optimizer=False)
     weight.requires_grad_(True)
     assert modes_in(state)["fixed"] == []
-    state.apply_beside(frozen, tensors)
+    state.apply_rest(frozen, tensors)
     assert not weight.requires_grad
     assert modes_in(state)["fixed"] == ["0.weight"]
-    state.apply_beside(frozen, tensors)
+    state.apply_rest(frozen, tensors)
     weight.requires_grad_(True)  # as it was when modes were last named
     assert modes_in(state)["fixed"] == []
 
@@ -36,7 +36,7 @@ def test_a_replacement_that_begins_frozen_is_kept_as_thawed():
     frozen.model[0].weight.requires_grad_(False)
     facts, tensors = frozen.collect({}, with_optimizer=False)
     assert modes_in(state)["fixed"] == []
-    state.apply_beside(facts, tensors)
+    state.apply_rest(facts, tensors)
     state.model[0].weight.requires_grad_(True)
     assert modes_in(state)["fixed"] == []
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.training.finiteness import SecondLook
+from unisono.training.finiteness import FinitenessHooks
 
 HERE = Path(__file__)
 NAN, INF = math.nan, math.inf
@@ -215,7 +215,7 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(("is_bad", "named"), [(False, None), (True, "log")])
 def test_a_mask_is_not_blamed(is_bad, named):
     model = Attention(is_bad)
-    look = SecondLook(model)
+    look = FinitenessHooks(model)
     model(torch.randn(2, 3))
     look.close()
     assert (None if look.output is None else look.output.place.module) == named

@@ -9,7 +9,7 @@ from tests.classified import by_sign
 from torch import nn
 
 import unisono
-from unisono.training.growth import Growth, Seen, kind_of_change, told_of_loss, told_of_parts
+from unisono.training.growth import Growth, Seen, kind_of_change, loss_problem, parts_problem
 
 SUM, PAIR, MEAN = "the loss grows with", "and whose weight, here", "as if it were a mean already"
 
@@ -33,7 +33,7 @@ def seen(loss, weight=None):
     ],
 )
 def test_what_is_told_of_a_loss(once, again, twice, words):
-    told = told_of_loss(once, again, twice)
+    told = loss_problem(once, again, twice)
     assert words in told
     assert bool(words) == bool(told)
 
@@ -53,7 +53,7 @@ def test_what_is_told_of_a_loss(once, again, twice, words):
     ],
 )
 def test_what_is_told_of_a_loss_that_does_not_add_up(seen_so, is_told):
-    assert bool(told_of_parts(*seen_so)) == is_told
+    assert bool(parts_problem(*seen_so)) == is_told
 
 
 def changes(*values):
@@ -289,7 +289,7 @@ def test_what_is_read_for_the_line_costs_no_bit(monkeypatch):
         return unisono.Trainer(model, optimizer, ctc, shards=4).fit(loader, epochs=2).digest
 
     looked = digest()
-    monkeypatch.setattr(Growth, "look", lambda *args: None)
+    monkeypatch.setattr(Growth, "check", lambda *args: None)
     assert digest() == looked
 
 

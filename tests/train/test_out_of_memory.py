@@ -206,7 +206,7 @@ def test_a_run_on_a_device_tells_of_its_memory(accelerator, tmp_path):
     assert start["machine"]["device_bytes"] == ROOM
     assert start["machine"]["device"] == "test accelerator"
     assert first["allocated_bytes"][0] >= 3 * 4 * (6 * 8 + 8 + 2 * 8)  # a part, and momentum
-    view = LiveView(tmp_path).look()
+    view = LiveView(tmp_path).current()
     assert view.workers[0].device_bytes == first["allocated_bytes"][0]
 
 

@@ -106,7 +106,7 @@ def drawn(each):
 def test_each_kind_is_seeded_and_put_back(make):
     one, other = make(), make()
     own = OwnGenerators(a=one, b=other)
-    own.look()
+    own.search()
     with own.put_back():
         own.seed(2**60 + 1)
         first = drawn(one)
@@ -121,7 +121,7 @@ def test_each_kind_is_seeded_and_put_back(make):
 def test_a_loop_leaves_the_generators_as_they_were():
     dataset, _, loss = drawing.PROGRAMS["loss"]()
     own = OwnGenerators(dataset=dataset, loss=loss)
-    own.look()
+    own.search()
     before = [str(state) for state in own.states()]
     drawing.PROGRAMS["here"] = lambda: (dataset, {}, loss)
     try:

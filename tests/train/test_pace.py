@@ -34,7 +34,7 @@ class Team:
 
 def lines(team: Any, *, begun_at: int = 0, num_steps: int = 200) -> list[tuple[int, str]]:
     pace = Pace(team, begun_at)
-    said = ((step, pace.look(step)) for step in range(begun_at, begun_at + num_steps))
+    said = ((step, pace.record_step(step)) for step in range(begun_at, begun_at + num_steps))
     return [(step, line) for step, line in said if line is not None]
 
 

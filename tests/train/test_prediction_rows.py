@@ -21,7 +21,7 @@ class FakeTeam:
         self.leads_host = rank == hosts[self.host][0]
         self._came, self._put = {}, b""
 
-    def put_beside(self, data):
+    def attach(self, data):
         self._put = data
 
     def meet(self, purpose):
@@ -33,7 +33,7 @@ class FakeTeam:
         self._barrier.wait()
         return True
 
-    def beside(self):
+    def attached(self):
         return self._came
 
 

@@ -30,7 +30,7 @@ def test_only_the_optimizers_that_are_named_step():
             after = list(program.student.parameters())
             assert not any(map(torch.equal, before, after))
     assert all(map(torch.equal, teacher, program.teacher.parameters()))
-    assert not run.optimizer.members["teacher"].state
+    assert not run.optimizer.optimizers["teacher"].state
 
 
 def test_several_updates_of_one_optimizer_draw_other_numbers():
@@ -58,7 +58,7 @@ def test_a_step_without_updates_steps_all_optimizers_from_one_loss():
                 models = run.model
                 outputs = models["teacher"](inputs) + models["student"](inputs)
                 step.backward(nn.functional.cross_entropy(outputs, targets))
-    assert len(run.optimizer.members["teacher"].state) == 4
+    assert len(run.optimizer.optimizers["teacher"].state) == 4
     assert step.means.keys() == {"loss"}
 
 

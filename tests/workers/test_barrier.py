@@ -48,7 +48,7 @@ def test_a_processor_that_reads_out_of_order_is_told_not_to(control_of, monkeypa
 def test_arrivals_are_counted_past_the_end_of_32_bits(control_of):
     control = control_of(2)
     for rank in range(2):
-        control.come_back(rank, 2**32 - 3)
+        control.mark_replaced(rank, 2**32 - 3)
 
     def work(rank):
         barrier = Barrier(control, rank)
@@ -110,10 +110,10 @@ def test_one_of_several_missing_is_enough_to_stop(control_of, first, second, err
 @pytest.mark.parametrize("stale", [0, 40, 1000])
 def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control_of, stale):
     control = control_of(2)
-    control.come_back(0, 41)
-    control.come_back(1, stale)
+    control.mark_replaced(0, 41)
+    control.mark_replaced(1, stale)
     control.leave(1, Departure.LOST)
-    control.come_back(1, 41)
+    control.mark_replaced(1, 41)
 
     def work(rank):
         barrier = Barrier(control, rank)

@@ -10,14 +10,13 @@ import pytest
 from tests.descriptors import none_stay_open
 
 from unisono.runtime.checkpoint.slots import Places
-from unisono.runtime.checkpoint.writer import Kept
-from unisono.runtime.workers import launcher_messages as channel_module
+from unisono.runtime.checkpoint.writer import SlotToWrite
+from unisono.runtime.workers import channel as channel_module
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import (
     Begun,
-    Channel,
     ForkWorker,
     Live,
-    Membership,
     MemoryGranted,
     Message,
     NoRecovery,
@@ -27,6 +26,7 @@ from unisono.runtime.workers.launcher_messages import (
     ShowProgress,
     WriteRequest,
 )
+from unisono.runtime.workers.membership import Membership
 
 Pair = tuple[Channel, Channel]
 
@@ -47,7 +47,7 @@ def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
         Begun(),
         ShowProgress({"loss": 0.5, "epoch": None}),
         Live(Membership((0, 2), leader=2, why="one was lost"), {"key": 1}, is_alone=False),
-        WriteRequest(Kept(Places(1, 64, 0, (18, 34), 16, 8), 0, 3, "runs/1", 2), wait=True),
+        WriteRequest(SlotToWrite(Places(1, 64, 0, (18, 34), 16, 8), 0, 3, "runs/1", 2), wait=True),
     ]
     for message in sent:
         left.send(message)

@@ -162,9 +162,9 @@ def test_workers_of_all_hosts_hear_each_other():
             votes = [team.vote(10 * n + team.world.rank, "vote") for n in range(5)]
             beside = []
             for n in range(5):
-                team.put_beside(f"{n} of {team.world.rank}".encode())
+                team.attach(f"{n} of {team.world.rank}".encode())
                 team.meet("beside")
-                beside.append(team.beside())
+                beside.append(team.attached())
             return heard, votes, beside
 
         for team, (heard, votes, beside) in zip(teams, on_all(teams, talk), strict=True):
@@ -199,8 +199,8 @@ def test_what_was_said_before_all_connect_anew_is_forgotten():
     hosts = ((0, 1), (2, 3))
     with team_of_hosts(hosts) as teams, connected(hosts) as links:
         on_all(teams, lambda team: team.meet("first"))
-        teams[2].put_beside(b"of a step that is dropped")
-        teams[2].come("second")  # and is lost, for some before they hear of it
+        teams[2].attach(b"of a step that is dropped")
+        teams[2].arrive("second")  # and is lost, for some before they hear of it
         for link in teams[2].supervisor.control._links, teams[3].supervisor.control._links:
             link.close()
         far = teams[0].supervisor.control
@@ -212,5 +212,5 @@ def test_what_was_said_before_all_connect_anew_is_forgotten():
             on_all(teams, lambda team: team.vote(team.world.rank, "third"))
             == [{rank: rank for rank in range(4)}] * 4
         )
-        assert [team.beside() for team in teams] == [{}] * 4
+        assert [team.attached() for team in teams] == [{}] * 4
         assert {line.arrivals for team in teams for line in team.supervisor.control.lines} == {8}

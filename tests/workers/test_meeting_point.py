@@ -32,14 +32,14 @@ def child():
 
 def test_a_seat_is_never_told_by_half():
     seat = TakenInBetween()
-    seat.then = lambda: seat.take(7, 8)
+    seat.then = lambda: seat.register(7, 8)
     assert seat.process in [(0, 0), (7, 8)]
     assert seat.process == (7, 8)
 
 
 def test_who_is_just_sitting_down_is_not_taken_for_dead(child):
     seat, started = TakenInBetween(), started_at(child.pid)
-    seat.then = lambda: seat.take(child.pid, started)
+    seat.then = lambda: seat.register(child.pid, started)
     assert not seat.has_died
     assert not seat.has_died
     child.kill()
@@ -52,8 +52,8 @@ def test_another_launchers_workers_mark_who_has_died_before_it_was_seen():
         pass
     with contextlib.closing(ControlBlock.create(3)) as control:
         control.take_seat(0)
-        control.lines[1].take(other.pid, 1)  # no process of ours began with the machine
+        control.lines[1].register(other.pid, 1)  # no process of ours began with the machine
         worker = ExternallyLaunched(World(0, 3, 0, 3), control)
-        worker.look()
+        worker.poll()
         expected = [Departure.PRESENT, Departure.DIED, Departure.PRESENT]
         assert [control.departure(rank) for rank in range(3)] == expected

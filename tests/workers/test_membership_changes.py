@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.threads import in_threads
-from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
+from tests.workers.fake_launcher import MOMENTS, Death, FakeLauncher, FakeSupervisor, Job
 
 from unisono.errors import MismatchError
 from unisono.runtime.workers import meeting_point
 from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import LOOP, LoopBegan, Membership, Ready
+from unisono.runtime.workers.launcher_messages import LOOP, LoopBegan, Ready
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.team import _CHUNK_BYTES, Team
 
 
@@ -175,7 +176,7 @@ def test_a_lead_that_is_lost_before_it_has_spoken_is_followed_by_the_next(
             spoke.append(team.world.rank)
             return of_rank(team.world.rank, num_chunks)
 
-        return team.hear_leader(speak, "hear")
+        return team.broadcast_from_leader(speak, "hear")
 
     results = job(4, *deaths).run(work)
     assert set(results.values()) == {of_rank(word, num_chunks)}
@@ -216,7 +217,7 @@ def test_whoever_dies_wherever_those_who_are_left_have_heard_the_same(case):
     def work(team):
         rank = team.world.rank
         said = [team.gather(of_rank(rank, chunks[rank]), "gather") for _ in range(2)]
-        word = team.hear_leader(lambda: of_rank(rank, 2), "hear")
+        word = team.broadcast_from_leader(lambda: of_rank(rank, 2), "hear")
         return said, word, team.gather(b"the end", "end"), team.membership
 
     control = ControlBlock.create(world_size)
@@ -268,7 +269,7 @@ def steps_until_all_are_back(team, *, joined_at=None):
             return step, num_lost, team.membership
         num_lost += not team.meet("gradients")
         if team.is_leader:
-            team.plan(step + 1, int(team.is_asked_to_stop))
+            team.plan(step + 1, int(team.is_stop_requested))
         num_lost += not team.meet("update")
         step += 1
 
@@ -287,7 +288,7 @@ def test_a_replacement_joins_between_two_steps(control_of, rank, moment):
             return steps_until_all_are_back(
                 team, joined_at=control.lines[team.world.rank].arrivals // 2
             )
-        team.supervisor.tell(LoopBegan(0, {}))
+        team.supervisor.notify(LoopBegan(0, {}))
         return steps_until_all_are_back(team)
 
     results = Job(control, [Death(rank, 3, moment)], replaces=True).run(work)
@@ -304,13 +305,13 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
     # Both were lost after many meetings; the first replacement counts anew, the second joins it.
     control = control_of(2)
     for rank in range(2):
-        control.come_back(rank, 1000)
+        control.mark_replaced(rank, 1000)
         for which in range(2):
             control.lines[rank].purposes[which].value = b"step"
-    desk = Desk(control, replaces=True)
-    desk.take(0, LoopBegan(0, {}))
-    desk.lose(0)
-    desk.lose(1)
+    launcher = FakeLauncher(control, replaces=True)
+    launcher.take(0, LoopBegan(0, {}))
+    launcher.lose(0)
+    launcher.lose(1)
     waits = threading.Event()
 
     def sleep(address, seen, timeout_s, wait=futex.wait):
@@ -321,11 +322,11 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
     order = []
 
     def work(rank):
-        team = Team(DeskSupervisor(desk, rank, control))
+        team = Team(FakeSupervisor(launcher, rank, control))
         try:
             if rank == 1:
-                while not desk.state.membership:
-                    desk.take(1, Ready())
+                while not launcher.state.membership:
+                    launcher.take(1, Ready())
             entry = team.supervisor.catch_up(0, LOOP)
             if rank == 1:
                 waits.wait(30)  # until the other stands at the meeting, or has gone on

@@ -1,7 +1,7 @@
 """What workers have done together, and how a replacement catches up with it."""
 
 import pytest
-from tests.workers.desk import Death, Job
+from tests.workers.fake_launcher import Death, Job
 
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import ControlBlock
@@ -31,7 +31,7 @@ class Recorder(Supervisor):
     def memory(self, key, num_bytes, gather):
         raise AssertionError("no memory is wanted")
 
-    def tell(self, message):
+    def notify(self, message):
         self.told.append(message)
 
     def outcome(self, index, name):
@@ -114,7 +114,7 @@ def test_a_team_of_one_has_a_history_for_each_run(monkeypatch):
     assert context().join() is not context().join()
 
 
-# With threads for workers, and a desk that decides as the launcher does.
+# With threads for workers, and a launcher that decides as the launcher does.
 
 
 def program(made):

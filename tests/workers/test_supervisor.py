@@ -9,13 +9,14 @@ from tests.threads import in_threads
 
 from unisono.errors import CheckpointError, MismatchError, UnisonoError
 from unisono.runtime.checkpoint.slots import Places
-from unisono.runtime.checkpoint.writer import Kept
+from unisono.runtime.checkpoint.writer import SlotToWrite
 from unisono.runtime.workers import context
 from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.external import ExternallyLaunched
-from unisono.runtime.workers.launcher_messages import Channel, Membership
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.supervisor import (
     CONTROL_VARIABLE,
     INCARNATION_VARIABLE,
@@ -27,7 +28,7 @@ from unisono.runtime.workers.supervisor import (
 )
 from unisono.runtime.world import World, per_process
 
-KEPT = Kept(Places(1, 64, 0, (18, 34), 16, 8), 0, 3, "runs/1", 2)
+KEPT = SlotToWrite(Places(1, 64, 0, (18, 34), 16, 8), 0, 3, "runs/1", 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -37,9 +38,9 @@ def test_where_nobody_replaces_workers_everyone_continues(world_size):
     other = ExternallyLaunched(World(0, world_size, 0, world_size), control)
     for supervisor in (other, alone):
         everyone = Membership.of(supervisor.world.world_size)
-        supervisor.tell(messages.Ready())
+        supervisor.notify(messages.Ready())
         supervisor.show_wait("something")
-        supervisor.look()
+        supervisor.poll()
         assert supervisor.stopped(3, between_steps=True) == everyone
         is_alone = supervisor is alone
         assert supervisor.catch_up(0, "it") == messages.Live(everyone, None, is_alone)
@@ -144,7 +145,7 @@ def test_who_leaves_and_then_ends_has_not_died(monkeypatch):
     control = ControlBlock.create(2)
     other = ExternallyLaunched(World(0, 2, 0, 2), control)
     monkeypatch.setattr(type(control.lines[1]), "has_died", property(leaves_and_ends))
-    other.look()
+    other.poll()
     assert control.departure(1) == Departure.FINISHED
     control.close()
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.threads import in_threads
-from tests.workers.desk import Death, Job
+from tests.workers.fake_launcher import Death, Job
 
 from unisono.errors import MismatchError
 from unisono.runtime.workers.context import context, refuse_larger_group
@@ -76,7 +76,7 @@ def test_a_team_of_one_waits_for_nobody(monkeypatch):
     assert team.meet("alone")
     assert team.gather(b"alone", "alone") == {0: b"alone"}
     assert team.vote(3, "alone") == {0: 3}
-    assert team.hear_leader(lambda: b"alone", "alone") == b"alone"
+    assert team.broadcast_from_leader(lambda: b"alone", "alone") == b"alone"
     assert len(team.memory(3, 100).mapping) == 100
     assert (team.is_leader, team.position, team.size) == (True, 0, 1)
     team.plan(5, 3)

@@ -48,7 +48,7 @@ class Collator:
         if epoch == self._epoch:
             return False
         self._epoch = epoch
-        self.own.look()
+        self.own.search()
         return True
 
     def collate(

@@ -130,7 +130,7 @@ class EpochOrder:
         return self._taken[epoch]
 
     def _ask(self, epoch: int) -> Taken:
-        self._own.look()
+        self._own.search()
         word = seed_of("sampler", self._seed, epoch)
         with generators_put_back(), num_threads(1), self._own.put_back():
             seed_generators(word)
@@ -254,7 +254,7 @@ def order_on_host(plan: SamplePlan, epoch: int, team: Team | None) -> torch.Tens
         mine[:] = [Sealed.of(_given_back(*_drawn(plan, epoch)))]
         return json.dumps(mine[0].place).encode()
 
-    place = json.loads(team.hear_host_leaders(draw, _PURPOSE)[team.host])
+    place = json.loads(team.gather_from_host_leaders(draw, _PURPOSE)[team.host])
     held = mine[0] if mine else Sealed.open(place)
     order = None
     if held is not None:

@@ -140,14 +140,14 @@ class Reader:
         begins = self._collator.begin_epoch(epoch)
         with num_threads(1):
             if self._twice is not None and self._twice.is_due():
-                self.look(numbers, places, epoch, again)
+                self.check_repeatable(numbers, places, epoch, again)
             samples = self.read(numbers, places, epoch, again)
             batch = self._collator.collate(numbers, samples, epoch, again[0])
             if begins and self._collator.own.made():
-                self.look(numbers, places, epoch, again)
+                self.check_repeatable(numbers, places, epoch, again)
             return batch
 
-    def look(
+    def check_repeatable(
         self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
     ) -> None:
         """Read the first samples twice and compare them."""
@@ -166,7 +166,7 @@ class Reader:
 
         other = numbers[-few:]
         self._places |= {number: place_of[number] for number in other}
-        self._twice.look(read, numbers[:few], other, epoch)
+        self._twice.compare(read, numbers[:few], other, epoch)
 
     def read(
         self, numbers: Sequence[int], places: Sequence[Any], epoch: int, again: Sequence[int]
@@ -174,16 +174,16 @@ class Reader:
         """Read samples: a list, or what the dataset makes of them; raises as a call does."""
         if self.takes_many:
             self._collator.seed_for("samples", epoch, numbers[0], again[0])
-            return self._ask(self._dataset.__getitems__, places, numbers)
+            return self._call(self._dataset.__getitems__, places, numbers)
         ask, samples = functools.partial(operator.getitem, self._dataset), []
         for number, place, repeat in zip(numbers, places, again, strict=True):
             if self._draws:
                 self._collator.seed_for("sample", epoch, number, repeat)
             named = number if isinstance(place, int) else place
-            samples.append(self._ask(ask, place, [number], named))
+            samples.append(self._call(ask, place, [number], named))
         return samples
 
-    def _ask(
+    def _call(
         self, ask: Callable[[Any], Any], what: Any, numbers: Sequence[int], *named: Any
     ) -> Any:
         try:

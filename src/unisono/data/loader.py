@@ -116,7 +116,7 @@ class EarlyBatch:
             # Perhaps there is no room yet; any error is raised again where it belongs.
             self._give = functools.partial(device.move, batch)
 
-    def give(self) -> Any:
+    def result(self) -> Any:
         """Return the batch, or raise the error of reading it."""
         if self._raised is not None:
             raise self._raised
@@ -164,18 +164,18 @@ class Loader:
     def batch(self, place: ShardPosition, shards: Sequence[int]) -> Any:
         """Return the batch of a place that has samples; `shards` are this worker's, in order."""
         if self._look is not None and self._num_processes and place.shard in shards:
-            self._see_what_changed(self._look, place)
+            self._renew_processes(self._look, place)
         if self._early is not None and place.shard in shards:
             early, self._early = self._early, None
             if early.place == place:
-                return early.give()
+                return early.result()
         if self._num_processes == 0 or place.shard not in shards:
             batch = self._read(place)
         else:
             batch = self._take(self._reading_on(place, shards))
         return self._device.move(batch) if self._moves else batch
 
-    def _see_what_changed(self, look: Callable[[], ForkedCopy], place: ShardPosition) -> None:
+    def _renew_processes(self, look: Callable[[], ForkedCopy], place: ShardPosition) -> None:
         """Fork new processes once a step if what they read from has changed; or read here."""
         if self._looked_at == (place.epoch, place.batch):
             return

@@ -74,7 +74,7 @@ class SecondReading:
             time.perf_counter() >= self._due_at_s
         )
 
-    def look(
+    def compare(
         self,
         read: Callable[[Sequence[int], int], Any],
         numbers: Sequence[int],
@@ -112,13 +112,13 @@ class SecondReading:
 
         if not is_first and (path := self._unseeded(reading)):
             return Dependence(path, _MADE)
-        before = self._look()
+        before = self._account()
         once = reading()
         if not is_first and (path := self._unseeded(reading)):
             return Dependence(path, _MADE)
         # Some datasets create their generators only when they are first read.
-        if is_first and self._collator.own.look():
-            before = self._look()
+        if is_first and self._collator.own.search():
+            before = self._account()
             once = reading()
         others: dict[str, Callable[[], Any]] = {
             _DRAWN: lambda: self._reading(read, numbers, epoch, 1),
@@ -129,7 +129,7 @@ class SecondReading:
         self._earlier = reading
         moments = [before] if self._begun is None else [before, self._begun]
         self._begun = moments[-1]
-        rehearsal = Rehearsal(self._look, reading, self._written, None, others)
+        rehearsal = Rehearsal(self._account, reading, self._written, None, others)
         finding = rehearsal.judge(moments, once)
         if finding is None:
             before.put_back()
@@ -143,9 +143,9 @@ class SecondReading:
             reading()
         return next((path for path, one in made.items() if drawn_by(one) != drawn[path]), "")
 
-    def _look(self) -> Account:
+    def _account(self) -> Account:
         own = self._collator.own
-        own.look()
+        own.search()
         apart = own.apart
         if os.getpid() != self._pid:
             # In a loader process, restoring would overwrite what the worker has set since.

@@ -67,9 +67,9 @@ def share(make: Callable[[], Value]) -> Value:
             f"`make` must be a function that creates the dataset, but is {type(make).__name__}: "
             f"pass `lambda: …`, so that only one worker per host creates it."
         )
-    context().supervisor.tell(Ready())  # workers killed from now on are replaced
+    context().supervisor.notify(Ready())  # workers killed from now on are replaced
     calls = context().join()
-    if not calls.is_told:
+    if not calls.is_recorded:
         raise RuntimeError("`unisono.share` must be called before a loop over steps, not in it.")
     key, fds = DATA_KEYS + calls.index, []
 

@@ -22,7 +22,7 @@ from unisono.distributed.averaging import Hook, InOrder, average, mean_in_order,
 from unisono.errors import MismatchError
 from unisono.runtime.c10d.group import Group
 from unisono.runtime.dtypes import dtype_name
-from unisono.runtime.launch.process_groups import free_group_last
+from unisono.runtime.launch.group_lifetime import free_group_last
 
 _TorchDDP: Any = TorchDDP  # which is untyped
 _BUILTIN_HOOKS = {

@@ -26,11 +26,12 @@ from unisono.plan.seeds import seed_of
 from unisono.runtime.device import seed_generators
 from unisono.runtime.notices import say
 from unisono.runtime.timeouts import GROUP, check_seconds
-from unisono.runtime.workers.context import ShownWait, context
+from unisono.runtime.workers.context import context
 from unisono.runtime.workers.gathering import Gathering
 from unisono.runtime.workers.interfaces import interface_here
 from unisono.runtime.workers.launcher_messages import IN_INIT, MakesGroup
 from unisono.runtime.workers.rendezvous import RankPlaces, prefixed
+from unisono.runtime.workers.shown_wait import ShownWait
 from unisono.runtime.world import SOMEBODY, WORKERS_PER_GPU_VARIABLE, World, workers_per_gpu
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -147,7 +148,7 @@ class Here:
 
     def _close_at_exit(self) -> None:
         # Even if the group is closed: a model may still hold it.
-        _let_go_of_groups()
+        _release_groups()
         self._close(has_failed=getattr(sys, "last_value", None) is not None)
 
 
@@ -194,13 +195,13 @@ def init(
     timeout_s = GROUP.in_s() if timeout_s is None else timeout_s
     with closing(ShownWait()) as shown:
         if place.world_size > 1:
-            context().supervisor.tell(MakesGroup())
+            context().supervisor.notify(MakesGroup())
         rendezvous = context().rendezvous(timeout_s)
         ranks = rendezvous.gathering(
             "`unisono.distributed.init`",
             timeout_s,
             speaks=not context().supervisor.explains_waits,
-            watch=lambda waited_s: shown.look(waited_s, lambda: IN_INIT),
+            watch=lambda waited_s: shown.report_if_due(waited_s, lambda: IN_INIT),
         )
         return _init(ranks, rendezvous.places, place, backend, seed, timeout_s)
 
@@ -248,7 +249,7 @@ def _seed_generators(seed: int) -> None:
     seed_generators(seed)
 
 
-def _let_go_of_groups() -> None:
+def _release_groups() -> None:
     """Release the groups of all DDP models, at the end of a program.
 
     A gloo group that lives until interpreter shutdown may abort the process.

@@ -33,12 +33,7 @@ def default_shards(batch_size: int) -> int:
     return 1 << max(most, 1).bit_length() - 1
 
 
-def assign(
-    num_shards: int,
-    num_workers: int,
-    *,
-    because: str = "",
-) -> list[range]:
+def assign(num_shards: int, num_workers: int, *, because: str = "") -> list[range]:
     """Divide shards among workers, one range each, the first ones longer, or raise ValueError."""
     if num_workers < 1:
         raise ValueError(f"the number of workers must be at least 1, but is {num_workers}.")

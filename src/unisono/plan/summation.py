@@ -13,11 +13,6 @@ The sum over shards *lo* … *hi* − 1 is defined as ``T[lo,hi) = T[lo,mid) + T
 
 A worker adds up the maximal sub-trees inside its range (its *parts*); then the tree is finished
 from all parts. Every placement evaluates the same additions, so the bits agree.
-
-Sums of floats without rounding: the same bits in any order and grouping.
-
-Every finite float64 is a multiple of 2⁻¹⁰⁷⁴, so a sum is an integer number of those, which Python
-adds exactly. It is rounded once, when it is read; ``math.fsum`` gives the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import TypeVar
 
 Value = TypeVar("Value")
 
@@ -104,9 +99,7 @@ def additions_over(num_shards: int, parts: tuple[Node, ...] = ()) -> tuple[tuple
 
 
 def tree_sum(
-    values: Sequence[Value],
-    add: Callable[[Value, Value], Value],
-    parts: Sequence[Node] = (),
+    values: Sequence[Value], add: Callable[[Value, Value], Value], parts: Sequence[Node] = ()
 ) -> Value:
     """Return the sum in canonical order: sums of steps, all_reduce and DDP are computed here.
 
@@ -117,43 +110,3 @@ def tree_sum(
     for into, other in additions_over(num_shards, tuple(parts)):
         sums[into] = add(sums[into], sums[other])
     return sums[into]
-
-
-_UNITS_OF_ONE = 1 << 1074
-
-
-@final
-class ExactSum:
-    """An exact sum of float64."""
-
-    def __init__(self, units: int = 0, not_finite: float = 0.0) -> None:
-        self._units = units
-        self._not_finite = not_finite
-
-    def add(self, number: float) -> None:
-        """Add a number."""
-        try:
-            numerator, denominator = number.as_integer_ratio()
-        except (OverflowError, ValueError):
-            self._not_finite += number
-        else:
-            # The denominator is a power of two.
-            self._units += numerator * (_UNITS_OF_ONE // denominator)
-
-    def add_all(self, other: ExactSum) -> None:
-        """Add another sum."""
-        self._units += other._units
-        self._not_finite += other._not_finite
-
-    def rounded(self) -> float:
-        """Return the nearest float64; infinite on overflow, NaN for infinities of both signs."""
-        if self._not_finite != 0.0:
-            return self._not_finite
-        try:
-            return self._units / _UNITS_OF_ONE
-        except OverflowError:
-            return float("inf") if self._units > 0 else float("-inf")
-
-    def as_json(self) -> list[int | float]:
-        """Return the sum as JSON; ``ExactSum(*written)`` restores it."""
-        return [self._units, self._not_finite]

@@ -187,11 +187,7 @@ FORMS = {
         lambda v: [repr(v)],
         {"Ellipsis": ..., "NotImplemented": NotImplemented}.__getitem__,
     ),
-    "numbers": Form(
-        _exactly(array.array),
-        lambda v: [v.typecode, v.tobytes()],
-        array.array,
-    ),
+    "numbers": Form(_exactly(array.array), lambda v: [v.typecode, v.tobytes()], array.array),
     "tuple": Form(_exactly(tuple), tuple, lambda *parts: parts),
     "frozenset": Form(_exactly(frozenset), tuple, lambda *parts: frozenset(parts)),
     "Size": Form(_exactly(torch.Size), tuple, lambda *parts: torch.Size(parts)),

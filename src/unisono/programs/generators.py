@@ -35,7 +35,7 @@ class _Own(NamedTuple):
 
 @final
 class OwnGenerators:
-    """The generators that some objects lead to, and all `holders`, once :meth:`look` was called.
+    """The generators that some objects lead to, and all `holders`, once :meth:`search` was called.
 
     The roots' names are the same in every process.
     """
@@ -47,7 +47,7 @@ class OwnGenerators:
         self._account: Account | None = None  # of the last walk
         self.apart: set[int] = set()  # parameters and buffers of modules that the roots lead to
 
-    def look(self) -> bool:
+    def search(self) -> bool:
         """Search for generators; return whether they differ from those found before."""
         if self._account is not None and not self._account.changes():
             return False  # any new path to a generator would be a change

@@ -70,7 +70,7 @@ class _Place(NamedTuple):
 
     holder: Holder
     content: Content
-    copy: torch.Tensor | Any | None
+    copy: Any
     is_read_in_passes: bool
 
 
@@ -176,7 +176,7 @@ class KeptProgram:
             if change.holder.kind in _GROW and not {*change.slots} <= {*known}:
                 self._stored.add((*identity, _MORE))
 
-    def goes_on(self, loop: int) -> bool:
+    def is_continued(self, loop: int) -> bool:
         """Return whether the loop of this number had begun before, in another process."""
         return self._loaded is not None and self._loaded["loop"] == loop
 
@@ -190,7 +190,7 @@ class KeptProgram:
         drawn = None
         if team is not None:
             self.compare(team)
-        if self._loaded is not None and self.goes_on(loop):
+        if self._loaded is not None and self.is_continued(loop):
             self._apply(self._loaded)
             drawn = self.drawn
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now

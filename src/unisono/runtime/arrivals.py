@@ -92,12 +92,12 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return tensor.pin_memory()
     except RuntimeError as error:
-        tell_not_pinned("batches and losses", str(error).partition("\n")[0])
+        report_not_pinned("batches and losses", str(error).partition("\n")[0])
         return tensor
 
 
 @functools.cache
-def tell_not_pinned(what: str, reason: str) -> None:
+def report_not_pinned(what: str, reason: str) -> None:
     """Report, once per process, that copies are slower than necessary."""
     say(
         f"{what} are copied through memory that is not pinned, because the system refuses to pin "

@@ -22,7 +22,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from unisono.runtime.arrivals import Arrivals, tell_not_pinned
+from unisono.runtime.arrivals import Arrivals, report_not_pinned
 from unisono.runtime.world import WORKSPACE_VARIABLE, World, fix_workspaces, workers_per_gpu
 
 HOST = "cpu"
@@ -198,7 +198,7 @@ class Device:
             return None
         place = memory.data_ptr()
         if code := int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
-            tell_not_pinned("gradients and buffers", f"error {code}")
+            report_not_pinned("gradients and buffers", f"error {code}")
             # The driver reports the failure to the next call as well.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self.torch)

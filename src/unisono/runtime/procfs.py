@@ -39,7 +39,7 @@ class ProcessStat:
     letter: str = ""  # the state, such as `R` for running; empty if it is gone
     started: int = 0  # when the process started, in ticks since the boot
     parent: int = 0  # its parent process
-    tracer_pid: int = 0  # the process that debugs it, if :func:`look_at` checked
+    tracer_pid: int = 0  # the process that debugs it, if :func:`inspect_process` checked
 
     @property
     def is_stopped(self) -> bool:
@@ -76,7 +76,7 @@ def read_stat(pid: int) -> ProcessStat | None:
     return parse_stat(read_text(Path(f"/proc/{pid}/stat")))
 
 
-def look_at(pid: int) -> ProcessStat:
+def inspect_process(pid: int) -> ProcessStat:
     """Return the state of a process's first thread, and its debugger."""
     found = read_stat(pid)
     if found is None or found.has_ended:

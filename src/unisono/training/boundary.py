@@ -3,16 +3,12 @@
 The leader decides during a step and publishes its plan before the barrier that ends the step; every
 worker reads the same plan and acts on it before the next step. A snapshot is due once its cost is a
 hundredth of the time since the last one.
-
-Each loop must end before the one around it continues: a replacement joins one loop, and a
-checkpoint belongs to one run. Interleaved loops would have different bits.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,7 +28,6 @@ from unisono.runtime.timeouts import NOTICE
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import NoRecovery
 from unisono.runtime.workers.team import StepBrokenError
-from unisono.runtime.world import per_process
 from unisono.training.identity import SAMPLES, check_switches, identity
 from unisono.training.run_context import RunContext
 
@@ -80,7 +75,7 @@ class Boundary:
     def forgo_recovery(self, reason: str) -> None:
         """Disable recovery, and with it the snapshots that nothing else needs."""
         self._recovers = False
-        self._team.supervisor.tell(NoRecovery(reason))
+        self._team.supervisor.notify(NoRecovery(reason))
 
     def begin(self) -> bool:
         """Take a loop's first snapshot, if snapshots are needed; return whether. Collective."""
@@ -116,7 +111,7 @@ class Boundary:
         self._kept.last["means"] = self.last_means
         self._planned = self._team.planned(position.step)
         self.is_between_steps = True
-        self._team.supervisor.can_go_back = False  # the program's next actions are not repeated
+        self._team.supervisor.can_roll_back = False  # the program's next actions are not repeated
 
     def act(self) -> bool:
         """Carry out the plan before the next step; False if the run had to go back. Collective."""
@@ -125,13 +120,13 @@ class Boundary:
             with suppress(StepBrokenError):  # then it is lost
                 self._carry_out(planned)
         if self._exchange.is_lost:
-            self.go_back()
+            self.roll_back()
             return False
         return True
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Return to the newest snapshot, because a worker was lost during an update."""
-        self.engine.between.go_back()
+        self.engine.between.roll_back()
         self.undo()
         self._planned = 0
         self.is_between_steps, self._has_acted = True, False
@@ -141,7 +136,7 @@ class Boundary:
 
     def undo(self) -> None:
         """Restore what an exchange does not, such as what the program changed after a lost step."""
-        self._kept.apply_beside(*self._memory.newest())
+        self._kept.apply_rest(*self._memory.newest())
         if self.run.program_kept is not None and self.run.program_kept.drawn is not None:
             self.engine.passes.draw_on(self.run.program_kept.drawn, self._kept.position.step)
 
@@ -169,7 +164,7 @@ class Boundary:
             return
         if self._keeps and self._team.leads_host:
             self._wait_for_disk()
-            self._exchange.give_changes(alone=True)
+            self._exchange.publish_before_save(alone=True)
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
             self._checkpoint(slot, wait=True, end=LEFT + self.run.loop)
@@ -195,7 +190,7 @@ class Boundary:
             self._advance(after)
             if self._checkpoints.is_due(after):
                 due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
-        if self._team.is_asked_to_stop:
+        if self._team.is_stop_requested:
             due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
             if self._ends_here or len(self._team.hosts) > 1:  # launchers of hosts cannot write
                 due |= BoundaryTasks.CHECKPOINT
@@ -311,43 +306,4 @@ class Boundary:
             if not is_told and time.monotonic() - start_s >= notice_after_s:
                 is_told = True
                 if self._checkpoints is not None:
-                    self._checkpoints.tell_slow_disk(notice_after_s)
-
-
-@final
-class OpenLoop:
-    """One running loop, for the time of a `with` block."""
-
-    def __init__(self, *, recovers: bool, has_directory: bool) -> None:
-        self._loops = per_process(_Loops).under_way
-        self._recovers, self._has_directory = recovers, has_directory
-
-    def __enter__(self) -> OpenLoop:
-        self._loops.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Of two interleaved loops, the first one ends first.
-        self._loops.remove(self)
-
-    def check_is_inmost(self) -> None:
-        """Raise RuntimeError if a loop that began later is still running."""
-        if self._loops[-1] is self:
-            return
-        inner = self._loops[self._loops.index(self) :]
-        if self._recovers or any(loop._has_directory for loop in inner):
-            raise RuntimeError(
-                "a loop over steps must end before the one around it continues if lost workers "
-                "are replaced or a run has a `directory`, as a replacement joins one loop and a "
-                "checkpoint is of one run, but two loops alternate step by step: train both in "
-                "one run, with `unisono.Run(models, optimizers)` and `step.update`; or start the "
-                "job with `--restarts 0` or `restarts=0`, and leave `directory` out of both runs."
-            )
-
-
-@final
-class _Loops(threading.local):
-    """The running loops of each thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.under_way: list[OpenLoop] = []
+                    self._checkpoints.report_slow_disk(notice_after_s)

@@ -22,7 +22,7 @@ from typing import Any, final
 
 from unisono.engine.exchange.snapshots import Snapshots
 from unisono.engine.state.run_state import Position
-from unisono.engine.state.saved import Snapshot
+from unisono.engine.state.saved import CheckpointData
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.checkpoint.folder import digest_of_state, read_folder
@@ -34,7 +34,7 @@ from unisono.runtime.checkpoint.run_directory import (
     file_id_of,
 )
 from unisono.runtime.checkpoint.sealed import HeldAt, Sealed
-from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept
+from unisono.runtime.checkpoint.writer import CheckpointWriter, SlotToWrite
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.runtime.notices import plural
 from unisono.runtime.plainfile import path_given
@@ -52,7 +52,7 @@ class FoundCheckpoint:
     """The checkpoint from which a run continues."""
 
     path: str  # its folder
-    snapshot: Snapshot  # its content
+    snapshot: CheckpointData  # its content
     is_ahead: bool  # whether the loop about to begin had ended by then
     is_later: bool = False  # and whether a later loop made it
 
@@ -83,7 +83,7 @@ class Checkpoints:
         self.every = None if saving.every is None else Every.read(saving.every)
         # The program may change its working directory before the first loop.
         self.directory = (local_folder(self.url) if self.url else path_given(directory)).absolute()
-        self._look_at_runs()
+        self._read_runs()
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
         self._kept_at_s = time.monotonic()
@@ -96,7 +96,7 @@ class Checkpoints:
         self.is_another: bool | None = None
         self._is_open = False  # whether this worker has opened the URL
         # The newest checkpoint, read and reported once, if a later loop made it.
-        self._ahead: tuple[Snapshot, CheckpointEntry, list[CheckpointEntry]] | None = None
+        self._ahead: tuple[CheckpointData, CheckpointEntry, list[CheckpointEntry]] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -114,11 +114,11 @@ class Checkpoints:
             self.is_another = bool(earlier) and begins_as not in earlier
             earlier.add(begins_as)
 
-    def _look_at_runs(self) -> None:
+    def _read_runs(self) -> None:
         self._runs = per_process(_Runs, os.path.realpath(self.directory))
         self._num_seen, self._has_begun = self._runs.num_begun, False
 
-    def take_turn(self) -> None:
+    def open(self) -> None:
         """Begin or continue in the directory. Every rank calls it."""
         if self._runs.num_begun != self._num_seen:
             raise ValueError(
@@ -130,12 +130,12 @@ class Checkpoints:
             self._runs.num_begun += 1
             self._num_seen = self._runs.num_begun
 
-    def go_to(self, directory: str) -> None:
+    def use_directory(self, directory: str) -> None:
         """Begin in the leader's directory, as names with a time differ. Every rank calls it."""
         if not self._has_begun:
             self.directory = Path(directory)
-            self._look_at_runs()
-            self.take_turn()
+            self._read_runs()
+            self.open()
         self._place = file_id_of(self.directory)
 
     def find(
@@ -145,20 +145,20 @@ class Checkpoints:
         identity: Mapping[str, Any],
         at_most: Mapping[str, int],
         loop: str,
-        fits: Callable[[Snapshot], None],
+        fits: Callable[[CheckpointData], None],
     ) -> FoundCheckpoint | None:
         """Return the checkpoint from which the next loop continues; called by the leader.
 
         `fits` raises if the model differs, before anything else is compared.
         """
-        self.take_turn()
+        self.open()
         self._claim()
         self._check_place()
         if self._saving.resume == "never":
             self.set_aside(-1)
             return None
         snapshot, entry, passed_over = self._ahead or self._run_directory.newest(
-            Snapshot.from_files, at_most
+            CheckpointData.from_files, at_most
         )
         if passed_over and entry is None:
             raise _all_damaged(self._run_directory, passed_over)
@@ -221,7 +221,7 @@ class Checkpoints:
         )
         return None
 
-    def held_here(self) -> dict[int, str]:
+    def complete_here(self) -> dict[int, str]:
         """Return digests of the complete checkpoints on a host with its own directory, by step."""
         self._claim()
         self._check_place()
@@ -236,11 +236,11 @@ class Checkpoints:
                 f"is renamed to `aside-…`, and you may delete it"
             )
 
-    def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> Snapshot:
+    def read(self, path: str, held: Mapping[str, HeldAt] = MappingProxyType({})) -> CheckpointData:
         """Read a checkpoint that the leader has found, from files it holds open, if it does."""
         opened = {name: Sealed.open(at) for name, at in held.items()}
         files = {name: file for name, file in opened.items() if file is not None}
-        return Snapshot.from_files(
+        return CheckpointData.from_files(
             files if files and files.keys() == held.keys() else read_folder(Path(path))
         )
 
@@ -276,7 +276,7 @@ class Checkpoints:
         self._kept_by = self._team.membership.leader
         if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
             return
-        kept = Kept(snapshots.places, slot, step, **self.facts, end=end)
+        kept = SlotToWrite(snapshots.places, slot, step, **self.facts, end=end)
         supervisor = self._team.supervisor
         if (is_new or wait) and not supervisor.write_checkpoint(kept, wait=wait):
             self._writer.begin(snapshots.mapping, kept)
@@ -296,7 +296,7 @@ class Checkpoints:
         """A description of what this worker wrote last; empty if it writes nothing."""
         return self._writer.newest
 
-    def hold(self) -> str:
+    def check_directory(self) -> str:
         """Check that the run directory is the one in which the run began; any rank may call it.
 
         If it was removed or replaced, lock what has its name now, and make a checkpoint due.
@@ -314,7 +314,7 @@ class Checkpoints:
             self._is_kept_elsewhere = self.kept_step is not None
         return ""
 
-    def tell_slow_disk(self, waited_s: float) -> None:
+    def report_slow_disk(self, waited_s: float) -> None:
         """Report that training waits for an earlier checkpoint to be written."""
         self._say(
             f"training has waited {waited_s:.0f} s for the previous checkpoint to be written: "
@@ -326,7 +326,7 @@ class Checkpoints:
 
         If it `owns` the URL, the directory is copied there from now on.
         """
-        self.take_turn()
+        self.open()
         resumes = self._saving.resume != "never"
         if (resumes or owns) and not self._is_open:
             work = {
@@ -351,7 +351,7 @@ class Checkpoints:
     def _claim(self, remote: Mapping[str, Any] | None = None) -> None:
         """Lock the directory against other jobs for as long as this one runs."""
         if not self._team.supervisor.lock_directory(str(self.directory), remote):
-            self._writer.hold(self.directory, remote)
+            self._writer.lock(self.directory, remote)
 
 
 def _all_damaged(found: RunDirectory, entries: Sequence[CheckpointEntry]) -> CheckpointError:

@@ -33,7 +33,7 @@ def note_step(last: dict[str, Any], means: StepMeans, num_samples: int, position
         last.pop(_FOUND, None)
 
 
-def loss_told(last: Mapping[str, Any], position: Position) -> str:
+def epoch_loss(last: Mapping[str, Any], position: Position) -> str:
     """Return the mean training loss of the epoch that ends here; empty within an epoch."""
     here = [row for row in last.get(_ROWS, [])[-1:] if row["step"] == position.step]
     return f"; training loss {here[0]['loss']:.4f}" if here else ""

@@ -17,16 +17,16 @@ from unisono.data.data_reading import Reading
 from unisono.engine.state.contents import check_module
 from unisono.engine.step.loss import PendingLosses, name_of, read_loss
 from unisono.errors import MismatchError
-from unisono.plan.summation import ExactSum
+from unisono.plan.exact_sum import ExactSum
 from unisono.training.computing import Computing
-from unisono.training.failures import note_place
+from unisono.training.failures import note_origin
 from unisono.training.first_steps import LabelCounts
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.loss_function import check_forward
 from unisono.training.metrics import Metrics, Rows, written
+from unisono.training.model_placement import over_cuts
 from unisono.training.rehearsals import Rehearsals
 from unisono.training.run_context import RunContext
-from unisono.training.several_models import over_cuts
 from unisono.training.sweep import Forward, Sweep
 
 # The host waits for a device once in so many passes; until then the device keeps their batches.
@@ -93,10 +93,7 @@ class Passes:
         return find
 
     def evaluate(
-        self,
-        reading: Reading,
-        measured: Metrics | None,
-        model: Callable[[], nn.Module] | None,
+        self, reading: Reading, measured: Metrics | None, model: Callable[[], nn.Module] | None
     ) -> dict[str, Any]:
         """Evaluate as :meth:`Trainer.evaluate` does; `model` returns the model. Collective."""
 
@@ -201,7 +198,7 @@ def _in_evaluation(loss: Callable[[nn.Module, Any], Any], model: nn.Module, batc
     try:
         return loss(model, batch)
     except Exception as error:
-        note_place(
+        note_origin(
             error,
             "in an evaluation, with the model in `eval()` and without gradients. If its output "
             "then differs, like a detector's boxes, let the loss return what it can "

@@ -29,12 +29,12 @@ from unisono.engine.step.loss_scaling import SMALLEST
 from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
 from unisono.runtime.notices import shown
 from unisono.runtime.world import WORKSPACE_VARIABLE
-from unisono.training.failures import note_place, samples_in_words
+from unisono.training.failures import note_origin, samples_in_words
 from unisono.training.finiteness import (
     BadOutput,
     CallSite,
     Finiteness,
-    SecondLook,
+    FinitenessHooks,
     innermost,
     values_of,
 )
@@ -67,7 +67,7 @@ class Explanation:
         self._run, self._number, self._indices = run, number, indices
         self._engine: StepEngine = run.engine
         self._is_begun = False  # whether a shard is being computed again
-        self._look: SecondLook | None = None
+        self._look: FinitenessHooks | None = None
         self._batch: Any = None
         self._loss = math.nan
 
@@ -81,7 +81,7 @@ class Explanation:
         """Add to an error that it came after the passes; raises as :meth:`check_memory` does."""
         if isinstance(error, RuntimeError):
             self.check_memory(error, "update")
-        note_place(error, f"{in_step}, in the sum of gradients or the update")
+        note_origin(error, f"{in_step}, in the sum of gradients or the update")
 
     def is_of(
         self, error: BaseException, in_step: str, shard: int | None, backward: CodeType
@@ -102,7 +102,7 @@ class Explanation:
             with suppress(Exception):  # a sampler may raise; the first error counts
                 samples = f", over {samples_in_words(self._indices(shard))}"
             in_step = f"{in_step}, in the {what} pass of shard {shard}{samples}"
-        note_place(error, in_step)
+        note_origin(error, in_step)
         return True
 
     def of_missing(self, shards: Sequence[int]) -> Exception:
@@ -116,7 +116,7 @@ class Explanation:
         """Prepare to repeat a shard's passes."""
         self._is_begun = True
         self._engine.passes.repeat(shard)
-        self._look, self._batch = SecondLook(self._engine.model), batch
+        self._look, self._batch = FinitenessHooks(self._engine.model), batch
 
     def take(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Receive, instead of the engine, what the loss function returned in the second look."""

@@ -43,7 +43,7 @@ def raised(told: bytes) -> Exception:
     return error
 
 
-def heard_by_all(
+def share_outcome(
     hear: Callable[[Callable[[], bytes]], Sequence[bytes]], act: Callable[[], Any], rank: int
 ) -> list[Any]:
     """Run `act` on the workers that `hear` asks; what one raises, all raise. Collective."""
@@ -64,7 +64,7 @@ def heard_by_all(
     return [json.loads(answer) for answer in heard]
 
 
-def note_place(error: BaseException, place: str) -> None:
+def note_origin(error: BaseException, place: str) -> None:
     """Add a note on where an exception was raised, unless its message comes from Unisono."""
     if isinstance(error, Exception) and not _is_refusal(error):
         error.add_note(f"This was {place}. {hint_for(error)}".rstrip())

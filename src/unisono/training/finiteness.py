@@ -73,7 +73,7 @@ class BadOutput(NamedTuple):
 
 
 @final
-class SecondLook:
+class FinitenessHooks:
     """Hooks on a model's modules, until it is closed.
 
     `output` is the first that is not finite. One with −inf among finite values may be a mask: it is

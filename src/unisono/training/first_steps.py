@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
@@ -28,7 +28,6 @@ from unisono.engine.state.run_state import Position
 from unisono.engine.step.loss import is_pair
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.training_progress import now
-from unisono.training.callbacks.callback import Callback
 from unisono.training.computing import is_compiled
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.own_hook import OwnHook
@@ -106,19 +105,6 @@ def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
         is_full = isinstance(value, torch.Tensor) and value.ndim and value.numel()
         if is_full and value.dtype in (torch.int64, torch.int32):
             yield place, value
-
-
-def check_moments(callbacks: Iterable[Callback]) -> None:
-    """Raise TypeError for methods that are never called, such as those of other libraries."""
-    moments = [name for name in vars(Callback) if name.startswith("on_")]
-    for callback in callbacks:
-        unknown = [n for n in dir(type(callback)) if n.startswith("on_") and n not in moments]
-        if unknown:
-            raise TypeError(
-                f"methods of callbacks that begin with `on_` must be moments, but "
-                f"{callback.name} has `{unknown[0]}`, which is never called: write one of "
-                f"{', '.join(moments)}, or give it another name."
-            )
 
 
 @contextmanager

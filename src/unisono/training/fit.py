@@ -26,17 +26,18 @@ from unisono.data.data_reading import is_stream
 from unisono.engine.state.contents import digest_of
 from unisono.runtime.habits import attributes_met
 from unisono.runtime.signals import interruption
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
-from unisono.training.callbacks.summary import Summary, told
-from unisono.training.epoch_history import loss_told, note_step, rows
+from unisono.training.callbacks.summary import Summary, scalars_text
+from unisono.training.epoch_history import epoch_loss, note_step, rows
 from unisono.training.first_steps import LabelCounts
+from unisono.training.fit_totals import FitTotals
 from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
 from unisono.training.loop import as_it_was, begin_loop
-from unisono.training.loop_plan import FitTotals, LoopPlan
+from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
 from unisono.training.pace import Pace
 from unisono.training.rehearsals import Rehearsals
@@ -209,7 +210,7 @@ class FitUnderWay(Observer):
         def speak() -> bytes:
             return work().encode(errors="backslashreplace")
 
-        return self._context.replicated_calls.hear_leader(speak, purpose).decode()
+        return self._context.replicated_calls.broadcast_from_leader(speak, purpose).decode()
 
     def written_checkpoint(self) -> Path | None:
         """Wait until the leader's newest checkpoint is written, and return its folder."""
@@ -217,7 +218,8 @@ class FitUnderWay(Observer):
 
     def check_directory(self) -> str:
         """Check that the run directory is still the run's; return why not, or nothing."""
-        return "" if self._context.checkpoints is None else self._context.checkpoints.hold()
+        checkpoints = self._context.checkpoints
+        return "" if checkpoints is None else checkpoints.check_directory()
 
     def stop(self, why: str) -> None:
         """End the run after the current step. Collective."""
@@ -241,7 +243,7 @@ class FitUnderWay(Observer):
         try:
             self._before(step)
             self._compute(step)
-            self._context.team.supervisor.can_go_back = True
+            self._context.team.supervisor.can_roll_back = True
             self._after(step)
         except StepBrokenError:
             step.abandon()  # with the actions that would have followed
@@ -255,7 +257,7 @@ class FitUnderWay(Observer):
             if self._kept_step is not None and self._kept_step > self.step:
                 self._kept_step = None
             self._callbacks.call("on_went_back", self, from_step)
-        self._look_for_checkpoints()
+        self._find_checkpoints()
         self._callbacks.call("on_step_begin", self)
 
     def _compute(self, step: Step) -> None:
@@ -276,7 +278,7 @@ class FitUnderWay(Observer):
                 for batch in itertools.islice(shards, 1):
                     self._rehearsals.compute(step, batch, loss)
                     if self._rehearsals.is_exact:
-                        self._growth.look(step, batch, self._loss, self._rehearsals)
+                        self._growth.check(step, batch, self._loss, self._rehearsals)
             for batch in shards:
                 step.backward(loss(model, batch))
             if looks_closely:
@@ -293,10 +295,10 @@ class FitUnderWay(Observer):
             return
         self._next = step.number + 1
         if self._has_memory:
-            self._memory.look()
+            self._memory.measure()
         if self._growth.is_open:
-            self._growth.look_again(step)
-        if self._pace is not None and (line := self._pace.look(step.number)):
+            self._growth.check_step(step)
+        if self._pace is not None and (line := self._pace.record_step(step.number)):
             self._say_once(line)
         if step.is_skipped and not self._has_skipped:
             self._has_skipped = True
@@ -355,7 +357,7 @@ class FitUnderWay(Observer):
         summary = self._summary()
         if self._has_begun:
             self._check_membership()
-            self._look_for_checkpoints()
+            self._find_checkpoints()
             self._callbacks.call("on_end", self, summary)
         if summary.steps:
             self.say(str(summary))
@@ -373,7 +375,7 @@ class FitUnderWay(Observer):
             }
             return json.dumps(found).encode()
 
-        heard = self._context.replicated_calls.hear_leader(speak, "summary")
+        heard = self._context.replicated_calls.broadcast_from_leader(speak, "summary")
         samples = totals.samples_until(run.last)
         summary = Summary(
             steps=run.position.step - totals.begun_at.step,
@@ -394,7 +396,7 @@ class FitUnderWay(Observer):
         if self._membership.generation != before.generation:
             self._callbacks.call("on_workers_changed", self, before.ranks, self._membership.why)
 
-    def _look_for_checkpoints(self) -> None:
+    def _find_checkpoints(self) -> None:
         checkpoints = self._context.checkpoints
         if checkpoints is None or checkpoints.kept_step != self.step:
             return
@@ -412,8 +414,8 @@ class FitUnderWay(Observer):
             self._conclusions.drawn = Drawn.VALIDATION
         seconds = time.perf_counter() - began_at_s
         self._check_membership()
-        trained = loss_told(self._run.last, self._run.position)
-        self._say_once(f"{when}: validation {told(means)}{trained}")
+        trained = epoch_loss(self._run.last, self._run.position)
+        self._say_once(f"{when}: validation {scalars_text(means)}{trained}")
         self._callbacks.call("on_validation", self, means, seconds)
 
     def _say_once(self, line: str) -> None:

@@ -90,7 +90,7 @@ class Seen(NamedTuple):
     changes: Mapping[str, torch.Tensor]
 
 
-def told_of_loss(once: Seen, again: Seen, twice: Seen) -> str:
+def loss_problem(once: Seen, again: Seen, twice: Seen) -> str:
     """Return what is wrong with a loss; `again` drew different random numbers than `once`."""
     largest = max(abs(once.loss), abs(again.loss))
     grows = abs(twice.loss) > _ENOUGH * largest and once.loss * twice.loss > 0
@@ -103,7 +103,7 @@ def told_of_loss(once: Seen, again: Seen, twice: Seen) -> str:
     return _OF_MEAN if weight_grows and stays and not grows else ""
 
 
-def told_of_parts(once: Seen, again: Seen, other: Seen, both: Seen) -> str:
+def parts_problem(once: Seen, again: Seen, other: Seen, both: Seen) -> str:
     """Describe a loss of `both` halves that is not made of those of `once` and the `other`.
 
     `again` drew other random numbers than `once`. What a weight is that does not add up is unknown.
@@ -148,12 +148,8 @@ class Growth:
     def __init__(self, run: RunContext) -> None:
         self._run, self._is_done, self.is_open = run, False, False
 
-    def look(
-        self,
-        step: Step,
-        batch: Any,
-        loss: Callable[[nn.Module, Any], Any],
-        rehearsals: Rehearsals,
+    def check(
+        self, step: Step, batch: Any, loss: Callable[[nn.Module, Any], Any], rehearsals: Rehearsals
     ) -> None:
         """Check a shard whose passes are done, if it is the first, and report what was found."""
         run, engine = self._run, self._run.engine
@@ -169,18 +165,18 @@ class Growth:
         for at_most, take in ways:
             # Whether a batch can be divided, only its loss knows.
             with suppress(Exception), rehearsals.undone():
-                self._look(shard, min(num_samples, at_most), take, loss, engine)
+                self._check(shard, min(num_samples, at_most), take, loss, engine)
                 return
             engine.passes.start(shard)
             engine.passes.leave_shards()
         self.is_open = True
 
-    def look_again(self, step: Step) -> None:
+    def check_step(self, step: Step) -> None:
         """Check what a step has changed if its batches could not be divided."""
         self.is_open = False
-        tell_of_loop(self._run, step)
+        report_loop(self._run, step)
 
-    def _look(
+    def _check(
         self,
         shard: int,
         num_samples: int,
@@ -212,24 +208,24 @@ class Growth:
         once, again = seen(batches[0]), seen(batches[1], starts=False)
         twice = seen(batches[2], 2 * half)
         other = seen(batches[3]) if second else None
-        line = told_of_loss(once, again, twice)
+        line = loss_problem(once, again, twice)
         is_known = bool(line) or OF_LABELS in self._run.told
         if second and not is_known and self._run.kept.position.step == 0:
             with suppress(Exception), _in_evaluation(self._run.kept.model):
                 batches = take([first, first, second, first + second])
                 halves = seen(batches[0]), seen(batches[1], starts=False), seen(batches[2])
-                line = told_of_parts(*halves, seen(batches[3], 2 * half))
+                line = parts_problem(*halves, seen(batches[3], 2 * half))
         engine.passes.start(shard)
         engine.passes.leave_shards()
         if line:
             self._run.say_once(line)
         found: dict[str, list[str]] = {}
-        for name in names_to_tell(self._run, once.changes):
+        for name in names_to_report(self._run, once.changes):
             changes = (once.changes[name], again.changes[name])
             kind = kind_of_change(*changes, other and other.changes[name], twice.changes[name])
             if kind is not None:
                 found.setdefault(kind, []).append(name)
-        tell_of_buffers(self._run, found)
+        report_buffers(self._run, found)
 
 
 @contextmanager
@@ -245,15 +241,15 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def tell_of_loop(run: RunContext, step: Step) -> None:
+def report_loop(run: RunContext, step: Step) -> None:
     """Report which buffers the first step of a custom loop has changed."""
     if run.engine is None or run.shards == 1 or step.is_gathered:
         return
-    if names := names_to_tell(run, run.engine.exchange.buffers.changed_names()):
-        tell_of_buffers(run, {"": names})
+    if names := names_to_report(run, run.engine.exchange.buffers.changed_names()):
+        report_buffers(run, {"": names})
 
 
-def tell_of_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
+def report_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
     """Report what to write for each kind of change."""
     for kind, names in found.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -263,7 +259,7 @@ def tell_of_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
         run.say_once(line)
 
 
-def names_to_tell(run: RunContext, names: Any) -> list[str]:
+def names_to_report(run: RunContext, names: Any) -> list[str]:
     """Return the names for which the program has chosen no way, except in torch's own norms."""
     known = {
         f"{prefix}.{name}".lstrip(".")

@@ -37,11 +37,7 @@ from unisono.runtime.procfs import read_text
 from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, has_launcher
 from unisono.runtime.workers.team import Team
 from unisono.runtime.world import threads_per_worker, world
-from unisono.training.computing import (
-    arithmetic_in_words,
-    deterministic_kernels,
-    tf32_in_words,
-)
+from unisono.training.computing import arithmetic_in_words, deterministic_kernels, tf32_in_words
 
 LENGTH = "dataset length"
 _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", LENGTH)
@@ -70,7 +66,7 @@ def identity(
         "batch_size": plan.batch_size,
         "sampler": plan.sampler,
         "shuffle": plan.shuffle,
-        LENGTH: length_told(plan),
+        LENGTH: known_length(plan),
         **switches_of(device),
         **fixed,
         "threads": threads_per_worker(),
@@ -80,7 +76,7 @@ def identity(
     }
 
 
-def length_told(plan: SamplePlan) -> int | None:
+def known_length(plan: SamplePlan) -> int | None:
     """Return the number of samples of an epoch, for a run's identity; None if unknown."""
     return None if plan.is_endless else plan.num_samples
 

@@ -39,7 +39,7 @@ from unisono.engine.state.optimizer_state import (
     tensors_of,
     torchs_optimizers,
 )
-from unisono.engine.state.optimizers import kind_of, members_of
+from unisono.engine.state.optimizers import kind_of, optimizers_of
 from unisono.engine.state.saved import apply_groups
 from unisono.engine.step.closure_engine import ClosureEngine
 from unisono.engine.step.combined_buffers import ways_of
@@ -59,16 +59,19 @@ from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
-from unisono.training.boundary import Boundary, OpenLoop
+from unisono.training.boundary import Boundary
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.first_steps import single_samples_refused
-from unisono.training.growth import tell_of_loop
+from unisono.training.growth import report_loop
 from unisono.training.loop_plan import LoopPlan
+from unisono.training.model_placement import check_split_before, place_on
+from unisono.training.open_loop import OpenLoop
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.rehearsals import Rehearsals
-from unisono.training.run_context import Observer, RunContext, begin_epoch, check_order, no_epochs
-from unisono.training.several_models import check_split_before, place_on
-from unisono.training.start import start, tell_over
+from unisono.training.run_context import Observer, RunContext
+from unisono.training.sample_planning import no_epochs
+from unisono.training.sampler_order import begin_epoch, check_order
+from unisono.training.start import report_over, start
 from unisono.training.step import AT_FIRST, Step, is_due
 from unisono.training.step_variants import AlternatingStep, ClosureStep
 
@@ -182,7 +185,7 @@ def steps_of(
     `itself` refers to this generator; `asked_at` is where the program's frame stood before it.
     """
     if run.is_over(plan.totals):
-        tell_over(run, plan.totals)
+        report_over(run, plan.totals)
         return
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -203,7 +206,7 @@ def steps_of(
         is_agreed = run.has_joined
         check_order(run, plan.samples)
         make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
-        if len(boundary.engine.members) > 1:
+        if len(boundary.engine.optimizers) > 1:
             make_step = AlternatingStep
         rehearsals = Rehearsals(run, {}, reads=plan.program)
         looks, has_begun, num_steps, consumer_then = 0, False, 0, None
@@ -250,13 +253,13 @@ def steps_of(
                         run.say_once(_UNSEEN)
                     consumer_then = consumer
             if num_steps == 1 and not run.functions:
-                tell_of_loop(run, step)
+                report_loop(run, step)
                 is_new = run.loops_seen[_place_of(consumer)] <= 1
                 if is_new and (around := iterators_around(itself[0]())):  # this is slow
                     run.say_once(_COUNTED.format(around[0]))
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()
-            run.team.supervisor.can_go_back = True
+            run.team.supervisor.can_roll_back = True
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
@@ -285,7 +288,7 @@ def _place_of(consumer: FrameType) -> tuple[CodeType, int]:
 def as_it_was(run: RunContext) -> Iterator[None]:
     """Restore options and weights after a block, if the loop continues an earlier one."""
     program, optimizer = run.program_kept, run.kept.optimizer
-    if program is None or not run.observer.own_callbacks or not program.goes_on(run.num_loops):
+    if program is None or not run.observer.own_callbacks or not program.is_continued(run.num_loops):
         yield
         return
     groups, model = group_options(optimizer), run.kept.model
@@ -330,7 +333,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
                 raise
     finally:
         run.engine = run.frame = None
-        run.team.supervisor.can_go_back = True
+        run.team.supervisor.can_roll_back = True
         end = json.dumps(
             {
                 "position": asdict(kept.position),
@@ -368,7 +371,7 @@ def _bound(
     run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
 ) -> Boundary:
     own = OwnGenerators(**run.program, **plan.program)
-    own.look()
+    own.search()
     stack.enter_context(own.put_back())
     with memory_explained(run, "start of the loop"):
         run.engine = engine = _engine(run, plan, live, timers, own)
@@ -408,7 +411,7 @@ def _engine(
     options: dict[str, Any] = {
         "seed": plan.samples.seed,
         "team": run.team,
-        "clipping": {name: run.options.clipping_of(name) for name in members_of(optimizer)},
+        "clipping": {name: run.options.clipping_of(name) for name in optimizers_of(optimizer)},
         "scaling": run.scaling,
         "timers": timers,
         "on_gradients": run.options.on_gradients,

@@ -20,7 +20,7 @@ from torch import nn
 
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import HOST, Device, on_host
-from unisono.training.failures import heard_by_all
+from unisono.training.failures import share_outcome
 from unisono.training.loss_function import check_function
 from unisono.training.sweep import Forward, Sweep
 
@@ -77,8 +77,8 @@ class Metrics:
 
     def finish(self, told: Mapping[int, bytes], sweep: Sweep) -> dict[str, Any]:
         """Return the results for the rows of all shards, plain numbers by name. Collective."""
-        (results,) = heard_by_all(
-            lambda speak: [sweep.team.hear_leader(speak, "metrics")],
+        (results,) = share_outcome(
+            lambda speak: [sweep.team.broadcast_from_leader(speak, "metrics")],
             lambda: self._results(_joined(told, sweep.plan), sweep.plan, sweep.device),
             sweep.team.world.rank,
         )

@@ -120,10 +120,10 @@ class MemoryWatch:
     def begin(self) -> None:
         """Measure before the first step, and again after it."""
         self._due_s = 0.0
-        self.look()
+        self.measure()
         self._due_s = 0.0
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Measure, if the last measurement is old enough."""
         now_s = perf_counter()
         if now_s >= self._due_s and (sizes := self._device.memory()) is not None:

@@ -31,7 +31,7 @@ class Pace:
         self._team, self._first = team, begun_at + _FROM_STEP
         self._seen: list[tuple[float, float]] = []  # seconds of a step, and of one worker's
 
-    def look(self, step: int) -> str | None:
+    def record_step(self, step: int) -> str | None:
         """Time a finished step; return a line for the user once enough steps are timed."""
         if not self._first <= step < self._first + _NUM_STEPS:
             return None

@@ -17,7 +17,7 @@ from typing import Any, final
 
 from unisono.runtime.workers.launcher_messages import ROW_KEYS, MemoryReleased
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
-from unisono.training.failures import heard_by_all
+from unisono.training.failures import share_outcome
 from unisono.training.predictions import (
     Rows,
     form_of,
@@ -45,7 +45,7 @@ class Predictor:
     def once(self, replicated_calls: ReplicatedCalls) -> Any:
         """Compute every row; a replacement takes the rows of the others instead. Collective."""
         found: list[Any] = []
-        is_kept = replicated_calls.is_told and self._team.supervisor.can_replace
+        is_kept = replicated_calls.is_recorded and self._team.supervisor.can_replace
 
         def act() -> bytes:
             with ExitStack() as stack:
@@ -67,8 +67,8 @@ class Predictor:
         sweep, team = self._sweep, self._team
         sweep.agree("predict")
         with sweep.under_way() as parts_of:
-            told = heard_by_all(
-                lambda speak: team.hear_host_leaders(speak, "file of predict"),
+            told = share_outcome(
+                lambda speak: team.gather_from_host_leaders(speak, "file of predict"),
                 lambda: self._look(parts_of, is_kept),
                 team.world.rank,
             )
@@ -119,7 +119,7 @@ class Predictor:
             ) from None
         stack.callback(os.close, fd)
         if said["key"] < ROW_KEYS:
-            stack.callback(self._team.supervisor.tell, MemoryReleased(said["key"]))
+            stack.callback(self._team.supervisor.notify, MemoryReleased(said["key"]))
         return fd
 
 

@@ -128,11 +128,7 @@ class Rows:
 
 
 def share_rows(
-    rows: Rows,
-    team: Team,
-    host_of: Mapping[int, int],
-    plan: SamplePlan,
-    chunk: int = _CHUNK_BYTES,
+    rows: Rows, team: Team, host_of: Mapping[int, int], plan: SamplePlan, chunk: int = _CHUNK_BYTES
 ) -> None:
     """Send each host's rows to all others; `host_of` says who computed a shard. Collective."""
     if len(team.hosts) == 1:
@@ -146,9 +142,9 @@ def share_rows(
         here = [some[start : start + num] for some in indices]
         while True:
             if team.leads_host:
-                team.put_beside(rows.read(here[team.host]))
+                team.attach(rows.read(here[team.host]))
             all_came = team.meet("rows of predict")
-            for rank, data in team.beside().items():
+            for rank, data in team.attached().items():
                 host = next(at for at, ranks in enumerate(team.hosts) if rank in ranks)
                 if team.leads_host:
                     rows.take(here[host], data)

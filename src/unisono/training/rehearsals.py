@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.engine.state.contents import buffers_put_back, updated_parameters
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizers import optimizers_of
 from unisono.engine.step.loss import read_loss
 from unisono.engine.step.transforms import Gradients
 from unisono.errors import MismatchError
@@ -40,7 +40,7 @@ from unisono.programs.hashes import hashed
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference
 from unisono.programs.walk import Walk, programs_own
 from unisono.runtime.device import generator_states, set_generator_states
-from unisono.runtime.workers.context import as_another_worker
+from unisono.runtime.workers.other_rank import as_another_worker
 from unisono.runtime.workers.team import Team
 from unisono.training.body_rehearsal import BodyRehearsal
 from unisono.training.run_context import RunContext
@@ -114,7 +114,7 @@ class Rehearsals:
     def begin(self) -> None:
         """Record what the program keeps before a step's samples are read."""
         self.stored.clear()
-        self._before = self.look(self._reads)
+        self._before = self.account(self._reads)
 
     def compute(self, step: Step, batch: Any, loss: Compute) -> None:
         """Rehearse this shard, then compute it; raise if it is not a function of its samples."""
@@ -137,12 +137,12 @@ class Rehearsals:
                 if parameter.grad is not None
             }
 
-        before, spare = self._look_again(), _spare(batch)
+        before, spare = self._account_again(), _spare(batch)
         restart = self._drawing_as_now(partial(engine.repeat, shard))
         self._rehearse("loss", rehearse, restart, spare, engine.check_passes)
         step.backward(loss(self._model, batch))
         if before.changes():
-            self.stored.append(self.look())
+            self.stored.append(self.account())
             if self._can_read and spare is not None:
                 self._check_reading(before, batch, spare, partial(step.read_again, shard))
         elif self._can_read and spare is not None:
@@ -157,7 +157,7 @@ class Rehearsals:
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Restore what the program keeps after the block, whose passes only look at something."""
-        before = self.look()
+        before = self.account()
         try:
             yield
         finally:
@@ -167,7 +167,7 @@ class Rehearsals:
         """Return what repeats the first shard of a custom loop."""
         copied = _spare if self.is_exact else (lambda batch: None)
         body = BodyRehearsal(
-            partial(self.look, self._reads), copied, self._refusal, self._take_out_of_body
+            partial(self.account, self._reads), copied, self._refusal, self._take_out_of_body
         )
         assert self._walk is not None
         assert self._run.engine is not None
@@ -199,7 +199,7 @@ class Rehearsals:
         gradients: Gradients,
     ) -> Callable[[Gradients], object] | None:
         """Check that `on_gradients` reads nothing that passes stored; return what compares it."""
-        now = self.look()
+        now = self.account()
         if moments:
 
             def left() -> Seen:
@@ -282,7 +282,7 @@ class Rehearsals:
         `restart` resets random numbers and buffers; `check` raises, with its own message, for what
         a pass must not do.
         """
-        before, fixed = self._look_again(), self._fixed()
+        before, fixed = self._account_again(), self._fixed()
         begun = self._begun.setdefault(name, before)
 
         def compute(
@@ -315,7 +315,7 @@ class Rehearsals:
             others["other weights"] = partial(with_other_weights, spare)
         self._earlier[name] = compute
         rehearsal = Rehearsal(
-            self.look,
+            self.account,
             compute,
             self._written.setdefault(name, set()),
             lambda: compute(as_another_worker(self._run.team.world)),
@@ -358,7 +358,7 @@ class Rehearsals:
         if not self.is_exact:
             return
         own = OwnGenerators(model=self._model, **self._functions)
-        own.look()
+        own.search()
         devices = [part.torch for part in self._run.device.parts]
         drawn = generator_states(devices), own.states()
 
@@ -380,7 +380,7 @@ class Rehearsals:
         told = hashed(read(), _WHOLE)
         if told == known or told != hashed(read(), _WHOLE):
             return
-        left = self.look()
+        left = self.account()
         for change in before.changes():
             before.put_back(partial(operator.is_, change.holder))
             is_it = hashed(read(), _WHOLE) == known
@@ -408,7 +408,7 @@ class Rehearsals:
         """Whether a repeated computation has the same bits."""
         return self._run.options.exact or self._run.device.is_host
 
-    def look(self, more: Mapping[str, Any] = MappingProxyType({})) -> Account:
+    def account(self, more: Mapping[str, Any] = MappingProxyType({})) -> Account:
         """Return what the program keeps now, besides the model's parameters and buffers."""
         known = self._known.get(bool(more))
         if known is not None and not known[1].changes():
@@ -423,9 +423,9 @@ class Rehearsals:
             self._known[bool(more)] = self._walk, account
         return account
 
-    def _look_again(self) -> Account:
+    def _account_again(self) -> Account:
         """Read the same places again, since no code of the program has run."""
-        return self.look() if self._walk is None else self._account(self._walk)
+        return self.account() if self._walk is None else self._account(self._walk)
 
     def _account(self, walk: Walk) -> Account:
         """Read what a walk found, except memory of parameters that something views."""
@@ -481,7 +481,7 @@ def _compare_gradients(team: Team, gradients: Gradients) -> None:
 
 def looked_at(model: nn.Module, roots: Mapping[str, Any], optimizer: Optimizer) -> Walk:
     """Walk from a program's objects, but not into the state of the model or an optimizer."""
-    modules = [*model.modules(), *members_of(optimizer).values()]
+    modules = [*model.modules(), *optimizers_of(optimizer).values()]
     state = itertools.chain(model.parameters(), model.buffers())
     return Walk(roots, elsewhere=set(map(id, state)), layers=set(map(id, modules)))
 

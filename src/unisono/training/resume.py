@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 from unisono.engine.exchange.choice import chosen
 from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.optimizers import is_elementwise
-from unisono.engine.state.saved import Snapshot, bytes_at_most, check_fits
+from unisono.engine.state.saved import CheckpointData, bytes_at_most, check_fits
 from unisono.errors import CheckpointError
 from unisono.programs.hashes import hashed
 from unisono.programs.kept import KEY
@@ -37,8 +37,8 @@ from unisono.runtime.checkpoint.run_directory import name_of
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
-from unisono.training.failures import heard_by_all
-from unisono.training.identity import LENGTH, SAMPLES, identity, length_told, other_data
+from unisono.training.failures import share_outcome
+from unisono.training.identity import LENGTH, SAMPLES, identity, known_length, other_data
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.options import OF_PROGRAM
 from unisono.training.run_context import RunContext, samples_seen
@@ -55,9 +55,9 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     if checkpoints is None:
         return
     if run.has_resumed:
-        checkpoints.take_turn()
+        checkpoints.open()
         return
-    kept.recorded.look()
+    kept.recorded.record()
     begins_as = _told(run)
     settle_directory(run)
     found: FoundCheckpoint | None = None
@@ -67,12 +67,12 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         answer, found = _find(run, checkpoints, plan)
         return answer
 
-    (answer,) = heard_by_all(
-        lambda speak: [run.replicated_calls.hear_leader(speak, "taking up")],
+    (answer,) = share_outcome(
+        lambda speak: [run.replicated_calls.broadcast_from_leader(speak, "taking up")],
         find,
         run.team.world.rank,
     )
-    checkpoints.go_to(answer["directory"])
+    checkpoints.use_directory(answer["directory"])
     checkpoints.misses_end |= answer.get("is_later", False)
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
@@ -103,7 +103,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
 
 
 def _data_here(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
-    return {SAMPLES: samples_seen(run, plan), LENGTH: length_told(plan.samples)}
+    return {SAMPLES: samples_seen(run, plan), LENGTH: known_length(plan.samples)}
 
 
 def _check_data(run: RunContext, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -170,7 +170,7 @@ def _find(
         return answer, None
     facts = found.snapshot.facts
     if not run.is_ahead:  # otherwise all was reported
-        for line in kept.recorded.told(facts["given"]):
+        for line in kept.recorded.describe_changes(facts["given"]):
             run.say(line)
     answer |= {name: facts[name] for name in ("position", "last")}
     held = {name: file.place for name, file in found.snapshot.files.items()}
@@ -185,7 +185,7 @@ def _put_back(
     run: RunContext,
     checkpoints: Checkpoints,
     answer: Mapping[str, Any],
-    snapshot: Snapshot | None,
+    snapshot: CheckpointData | None,
     *,
     is_ahead: bool,
 ) -> None:
@@ -207,7 +207,7 @@ def _put_back(
         # What a later loop changed, such as a count of loops, would mislead the next calls.
         ours = hidden.pop(KEY, None) if answer["is_later"] else None
         run.kept.apply(snapshot, lends=lends and not is_ahead)
-        run.kept.recorded.take(snapshot.facts["given"])
+        run.kept.recorded.apply(snapshot.facts["given"])
         if answer["is_later"]:
             hidden.pop(KEY, None)
             hidden |= {} if ours is None else {KEY: ours}
@@ -234,7 +234,9 @@ def settle_directory(run: RunContext) -> None:
         return
     if len(run.team.hosts) > 1:
         mine = str(checkpoints.directory).encode()
-        checkpoints.go_to(run.replicated_calls.hear_leader(lambda: mine, _PURPOSE).decode())
+        checkpoints.use_directory(
+            run.replicated_calls.broadcast_from_leader(lambda: mine, _PURPOSE).decode()
+        )
     said = run.replicated_calls.together(_PURPOSE, lambda: _settle(run))
     checkpoints.is_on_each_host = bool(said)
 
@@ -260,7 +262,7 @@ def _settle(run: RunContext) -> bytes:
         try:
             if url and not team.is_leader:
                 checkpoints.open_remote(url, at_most, owns=False)
-            said["held"] = checkpoints.held_here()
+            said["held"] = checkpoints.complete_here()
         except (CheckpointError, OSError) as error:
             said["error"] = str(error)
     heard = team.gather(json.dumps(said).encode(), _PURPOSE)
@@ -298,8 +300,8 @@ def _opened(team: Team, checkpoints: Checkpoints, at_most: Mapping[str, int]) ->
             raise CheckpointError(f"the copy of `directory` must be a folder: {error}.") from None
         return checkpoints.url
 
-    (url,) = heard_by_all(
-        lambda speak: [team.hear_leader(speak, _PURPOSE)], open_it, team.world.rank
+    (url,) = share_outcome(
+        lambda speak: [team.broadcast_from_leader(speak, _PURPOSE)], open_it, team.world.rank
     )
     return str(url)
 
@@ -315,7 +317,7 @@ def _is_shared(team: Team, directory: Path) -> bool:
             return os.path.basename(path).encode()
         return b""
 
-    name = team.hear_leader(leave_mark, _PURPOSE).decode()
+    name = team.broadcast_from_leader(leave_mark, _PURPOSE).decode()
     if not name:
         return True  # the leader's search for a checkpoint reports it
     mark = directory / name

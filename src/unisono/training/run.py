@@ -24,7 +24,7 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.engine.exchange.choice import name_of_exchange
 from unisono.engine.state.contents import check_contents, digest_of
-from unisono.engine.state.optimizers import members_of, needs_closure
+from unisono.engine.state.optimizers import needs_closure, optimizers_of
 from unisono.engine.state.packing import ExtraState
 from unisono.engine.state.run_state import Position, RunState
 from unisono.engine.step.combined_buffers import ways_of
@@ -39,6 +39,7 @@ from unisono.runtime.workers.launcher_messages import Ready
 from unisono.training.checkpoints import Checkpoints
 from unisono.training.identity import fixed_by
 from unisono.training.loop import begin_loop
+from unisono.training.model_placement import device_of_run, place_on
 from unisono.training.options import (
     OF_PROGRAM,
     THINGS,
@@ -49,14 +50,7 @@ from unisono.training.options import (
 )
 from unisono.training.out_of_memory import memory_explained
 from unisono.training.run_context import RunContext
-from unisono.training.several_models import (
-    Models,
-    Optimizers,
-    check_names,
-    device_of_run,
-    joined,
-    place_on,
-)
+from unisono.training.several_models import Models, Optimizers, check_names, joined
 from unisono.training.step import Step
 
 SCALER_KEY = "grad_scaler"
@@ -131,7 +125,7 @@ class Run:
             checkpoint=checkpoint,
         )
         model, optimizer = joined(model, optimizer)
-        context().supervisor.tell(Ready())  # workers killed from now on are replaced
+        context().supervisor.notify(Ready())  # workers killed from now on are replaced
         replicated_calls = context().join()
         team = replicated_calls.team
         if options.shards is not None:
@@ -144,16 +138,16 @@ class Run:
             buffers=bool(options.buffers),
             closure=has_closure,
             scaler=options.scaler is not None,
-            several=len(members_of(optimizer)) > 1,
+            several=len(optimizers_of(optimizer)) > 1,
         )
         replicas_for = THINGS["closure"] if has_closure else ""
         if options.on_gradients is not None:
             replicas_for = "`on_gradients`"
         exchange = name_of_exchange(self.device, replicas_for=replicas_for)
         scaling: dict[str, LossScaling] = {}
-        for name, member in members_of(optimizer).items():
-            options.clipping_of(name).check_fits(member)
-            if (scaled := LossScaling.of(options.scaler_of(name), member)) is not None:
+        for name, single in optimizers_of(optimizer).items():
+            options.clipping_of(name).check_fits(single)
+            if (scaled := LossScaling.of(options.scaler_of(name), single)) is not None:
                 scaling[name] = scaled
         is_unseeded = drawn_without_seed()
         if options.exact:
@@ -327,7 +321,7 @@ class Run:
         if knows_all and self._context.replicated_calls.is_undone:
             return speak().decode()
         try:
-            return self._context.replicated_calls.hear_leader(speak, "digest").decode()
+            return self._context.replicated_calls.broadcast_from_leader(speak, "digest").decode()
         except PeerLostError:
             if not (knows_all and self._context.team.will_begin_again):
                 raise

@@ -1,42 +1,34 @@
-"""What the parts of one run share: its state, workers, checkpoints and observer.
-
-Hashes of a sampler's order are compared: between workers when an epoch begins, and with the order
-in which the epoch began when a run resumes in the middle of one.
-"""
+"""What the parts of one run share: its state, workers, checkpoints and observer."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType, MappingProxyType
 from typing import Any, final
 
-import torch
 from torch import nn
 
-from unisono.data.data_reading import Reading, is_stream, length_of
-from unisono.data.epoch_order import EpochOrder, Sampler
+from unisono.data.data_reading import Reading, length_of
 from unisono.data.fingerprint import fingerprint_of_data
 from unisono.engine.exchange.snapshots import RunMemory
 from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.state.run_state import RunState
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss_scaling import LossScaling
-from unisono.errors import MismatchError
-from unisono.plan.samples import ENDLESS, SamplePlan
+from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import default_shards
 from unisono.programs.kept import KeptProgram
 from unisono.programs.live import variables_of
 from unisono.runtime.device import Device
 from unisono.runtime.notices import say
-from unisono.runtime.whole import check_whole
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.options import RunOptions
+from unisono.training.sample_planning import check_covers, plan_samples
 
 
 class Observer:
@@ -170,110 +162,6 @@ class RunContext:
         return self.is_ahead or self.is_stopped or totals.are_reached(self.kept.position)
 
 
-def plan_samples(
-    reading: Reading,
-    shards: int | None,
-    seed: int,
-    steps: int | None = None,
-    *,
-    may_be_endless: bool = False,
-) -> SamplePlan:
-    """Return which samples are computed where; S may follow from the batch size.
-
-    `steps`: how many steps to read from a sampler that may be endless.
-    """
-    dataset, shuffle, sampler = reading.dataset, reading.shuffle, reading.sampler
-    if reading.batch_sampler is not None:
-        return _cut_plan(reading, reading.batch_sampler, shards, seed, steps)
-    batch_size, groups = check_whole("batch_size", reading.batch_size, at_least=1), reading.groups
-    shards = default_shards(batch_size) if shards is None else shards
-    length = length_of(dataset)
-    if length == ENDLESS and not may_be_endless:
-        raise TypeError(
-            f"the dataset must have a length where epochs are counted or every sample is to come "
-            f"once, but {type(dataset).__name__} is an IterableDataset without `__len__`: train "
-            f"with `steps=` alone, give it a `__len__` that says how many samples it gives each "
-            f"time, or read it into a list."
-        )
-    if is_stream(dataset):
-        if sampler is not None or shuffle:
-            given = "`shuffle`" if sampler is None else "`sampler`"
-            raise ValueError(
-                f"{given} must be left out for an IterableDataset, which has its own order, "
-                f"but is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
-            )
-        shuffle = False
-    if sampler is None or not length:
-        shuffle = shuffle is None or bool(shuffle)
-        return SamplePlan(length, batch_size, shards, shuffle, seed, groups=groups)
-    if shuffle:
-        raise ValueError(
-            "`shuffle` must be left out where a `sampler` says the order, but is "
-            f"{shuffle!r}: let the sampler shuffle."
-        )
-    needed = None if steps is None else steps * batch_size
-    order = sampler
-    if not isinstance(order, EpochOrder):
-        order = EpochOrder(sampler, seed, length, needed=needed)
-    num_samples = ENDLESS if order.is_endless else order.num_samples
-    return SamplePlan(
-        num_samples, batch_size, shards, False, seed, order.name, order, groups=groups
-    )
-
-
-def _cut_plan(
-    reading: Reading, batch_sampler: Sampler, shards: int | None, seed: int, steps: int | None
-) -> SamplePlan:
-    """Return the plan for the batches of a batch sampler."""
-    length = length_of(reading.dataset)
-    if is_stream(reading.dataset) or not length:
-        raise ValueError(
-            "a `batch_sampler` must be left out where samples have no numbers, as those of an "
-            "IterableDataset, or where there are none: let the dataset yield whole batches, or "
-            "give it `__getitem__` and `__len__`."
-        )
-    order = EpochOrder(batch_sampler, seed, length, in_batches=True, needed=steps)
-    starts = order.starts(0)
-    # The mean over one dataset's length, which is read in any case.
-    most = starts[: int((starts <= max(length, int(starts[1]))).sum())]
-    mean_size = int(most[-1]) // (len(most) - 1)
-    return SamplePlan(
-        ENDLESS if order.is_endless else order.num_samples,
-        mean_size,
-        default_shards(mean_size) if shards is None else shards,
-        False,
-        seed,
-        order.name,
-        order,
-        groups=reading.groups,
-        cuts=order,
-        starts=starts,
-    )
-
-
-def check_covers(plan: SamplePlan, length: int) -> None:
-    """Raise ValueError if batches of an evaluation omit samples, or repeat some."""
-    order = plan.order(0)
-    assert order is not None
-    counts = torch.bincount(order.clamp(max=length), minlength=length)
-    wrong = torch.where(counts[:length] != 1)[0]
-    if len(wrong) or len(counts) > length:
-        where = f"takes sample {int(wrong[0])} {int(counts[wrong[0]])} times"
-        raise ValueError(
-            f"evaluation must go over every sample of a dataset once, by its number, but the "
-            f"batch sampler {plan.sampler} {where}: let it return each once, or select the "
-            f"samples with `torch.utils.data.Subset`."
-        )
-
-
-def no_epochs(name: str) -> ValueError:
-    """Return the error for an interval in epochs if a stream has no length."""
-    return ValueError(
-        f"`{name}` must be in steps where the dataset has no length, as then no epoch ends, but is "
-        f"in epochs: count steps, or give the dataset a `__len__`."
-    )
-
-
 def samples_seen(run: RunContext, plan: LoopPlan) -> dict[str, str]:
     """Return a fingerprint of the loop's dataset, taken once per loop, before state is restored."""
     if run.seen is None or run.seen[0] != run.num_loops:
@@ -292,50 +180,3 @@ def samples_now(plan: LoopPlan) -> dict[str, str]:
         epoch=0,
         in_fork=reading.loader_workers > 0,
     )
-
-
-def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
-    """Return what identifies a sampler's order in an epoch; empty without a sampler.
-
-    An endless sampler is read as far as the call needs it, and other calls read more or less, so
-    prefixes of its order are compared.
-    """
-    if samples.sampler is None:
-        return {}
-    whole = f"the sampler's order of epoch {epoch}"
-    if not samples.is_endless:
-        return {whole: samples.digest(epoch)}
-    order = samples.order(epoch)
-    assert order is not None
-    sizes = itertools.takewhile(
-        len(order).__ge__, (samples.batch_size << power for power in itertools.count())
-    )
-    return {f"the first {size} of {whole}": samples.digest(epoch, size) for size in sizes}
-
-
-def check_order(run: RunContext, samples: SamplePlan) -> None:
-    """Raise MismatchError if a run resumes in mid-epoch, and the sampler's order has changed."""
-    position = run.kept.position
-    order, begun = facts_of_order(samples, position.epoch), run.kept.last.get("order", {})
-    if position.batch and any(begun.get(name, told) != told for name, told in order.items()):
-        raise MismatchError(
-            f"`sampler` must return the order in which epoch {position.epoch} began, but "
-            f"{samples.sampler} returns another: create it with the same arguments, or start over "
-            f'with `Checkpoint(resume="never")`.'
-        )
-    order_of, goes_on = samples.order_of, position.batch and not run.has_joined
-    if goes_on and isinstance(order_of, EpochOrder) and order_of.has_changed(position.epoch):
-        run.say_once(
-            f"{samples.sampler} would now return another order than the one in which epoch "
-            f"{position.epoch} began: this epoch continues in its order, and the new one applies "
-            f"from the next epoch on"
-        )
-
-
-def begin_epoch(run: RunContext, samples: SamplePlan, *, is_agreed: bool) -> None:
-    """Begin the epoch of the next step. Collective, unless the order is already agreed on."""
-    order = facts_of_order(samples, run.kept.position.epoch)
-    if order:
-        if not is_agreed:
-            run.team.agree(order, "order of an epoch")
-        run.kept.last["order"] = order

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
 )
 
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizers import optimizers_of
 from unisono.training.callbacks.best_validation import monitored
 from unisono.training.callbacks.callback import Callbacks, Fit
 from unisono.training.epoch_history import note_validation
@@ -47,8 +47,8 @@ class ScheduleUnderWay:
         looks_at = "" if self.monitor == LOSS else f", of {self.monitor}"
         kind = type(self._scheduler).__name__
         self.name = f"{kind} every {self._interval}{looks_at}" if is_given else None
-        members = members_of(optimizer).values()
-        if self._scheduler and all(self._scheduler.optimizer is not each for each in members):
+        optimizers = optimizers_of(optimizer).values()
+        if self._scheduler and all(self._scheduler.optimizer is not each for each in optimizers):
             raise ValueError(
                 "`schedule` must belong to the optimizer that trains, but belongs to another one: "
                 "make it with the optimizer that the trainer gets."
@@ -174,11 +174,11 @@ class Validation:
         known = {*means, *self._computed}
         known |= {f"{name}/{each}" for name in self._names for each in known}
         if unknown := [name for name in self._monitors if name not in known]:
-            found = self.look()
+            found = self.preview()
             for name in unknown:
                 monitored(found, name)
 
-    def look(self) -> Means:
+    def preview(self) -> Means:
         """Validate without recording the result. Collective."""
         assert self._compute is not None, "only where there is something to validate on"
         return self._compute()
@@ -202,7 +202,7 @@ class Validation:
 
     def compute(self) -> Means:
         """Validate and record the result. Collective."""
-        means = self.look()
+        means = self.preview()
         self._run.last.update(validation=means, validated_at=self._position.step)
         return means
 

@@ -6,21 +6,16 @@ those of one model. Optimizers become one that has all their state.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.splitting.device_transfers import device_transfers
-from unisono.engine.splitting.split import split_of
-from unisono.engine.state.contents import named_parameters, place
-from unisono.engine.state.optimizers import SeveralOptimizers, members_of
-from unisono.runtime.device import AUTO, Device
-from unisono.runtime.world import World
-from unisono.training.options import PER_OPTIMIZER, RunOptions, check_together
+from unisono.engine.state.contents import named_parameters
+from unisono.engine.state.optimizers import SeveralOptimizers, optimizers_of
+from unisono.training.options import PER_OPTIMIZER, RunOptions
 
 Models = nn.Module | Mapping[str, nn.Module]
 Optimizers = Optimizer | Mapping[str, Optimizer]
@@ -44,7 +39,7 @@ def joined(model: Models, optimizer: Optimizers) -> tuple[nn.Module, Optimizer]:
 
 def check_names(optimizer: Optimizer, options: RunOptions) -> None:
     """Raise ValueError if an option names an optimizer that the run does not have."""
-    names = members_of(optimizer)
+    names = optimizers_of(optimizer)
     for option in PER_OPTIMIZER:
         given = getattr(options, option)
         unknown = (
@@ -78,7 +73,7 @@ def _check_no_tensors(model: Any) -> None:
         )
 
 
-def check_members(names: Collection[str], chosen: tuple[str, ...]) -> None:
+def check_optimizer_names(names: Collection[str], chosen: tuple[str, ...]) -> None:
     """Raise ValueError unless the names are those of a run's optimizers, without repetition."""
     wrong = [name for name in chosen if name not in names]
     if wrong or not chosen or len(set(chosen)) < len(chosen):
@@ -109,8 +104,8 @@ def _check_owners(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ValueError if two optimizers update one parameter."""
     names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
     owners: dict[int, str] = {}
-    for owner, member in members_of(optimizer).items():
-        for parameter in {id(p): p for g in member.param_groups for p in g["params"]}.values():
+    for owner, single in optimizers_of(optimizer).items():
+        for parameter in {id(p): p for g in single.param_groups for p in g["params"]}.values():
             other = owners.setdefault(id(parameter), owner)
             if other != owner:
                 raise ValueError(
@@ -136,62 +131,3 @@ def _check_trained(models: Mapping[str, nn.Module], optimizer: Optimizer) -> Non
 
 def _listed(names: Any) -> str:
     return ", ".join(map(repr, names))
-
-
-Compute = Callable[[nn.Module, Any], Any]
-
-
-def device_of_run(model: nn.Module, options: RunOptions, world: World) -> Device:
-    """Return the device of a worker: where its model is split to, or what the options say."""
-    split = split_of(model) if isinstance(model, nn.Module) else None
-    if split is None:
-        check_not_split_within(model)
-        return Device.of(options.device, world)
-    check_together(split=True, device=options.device != AUTO)
-    return Device(*split.devices)
-
-
-def check_not_split_within(model: Any) -> None:
-    """Raise ValueError for a model of which only a part is split."""
-    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        if split_of(module) is not None:
-            raise ValueError(
-                f"a model must be split as a whole, but only its part `{name}` is: call "
-                f"`unisono.split` with the model that is trained."
-            )
-
-
-def check_split_before(model: nn.Module, device: Device) -> None:
-    """Raise ValueError for a model that was split after its run was created on `device`."""
-    split = split_of(model)
-    there = {device.torch} if split is None else set(split.devices)
-    if there != {part.torch for part in device.parts}:
-        raise ValueError(
-            f"a model must be split before its run or trainer is created, but was split later, "
-            f"when it was to be computed on {device.name}: create the run after splitting it."
-        )
-
-
-def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
-    """Move a model, and its optimizer's state, to where it is computed."""
-    split = split_of(model)
-    if split is not None:
-        split.place(model)
-    if not device.is_host:
-        place(model, optimizer, device)
-
-
-def over_cuts(model: nn.Module, compute: Compute, *, to_first: bool = False) -> Compute:
-    """Return a function that uses a split model's devices; its result may go to the first."""
-    split = split_of(model)
-    if split is None:
-        return compute
-    devices = split.devices
-
-    @functools.wraps(compute)
-    def follow(model: nn.Module, batch: Any) -> Any:
-        with device_transfers(devices, batch) as under_way:
-            found = compute(model, batch)
-            return under_way.bring(found, devices[0] if to_first else None)
-
-    return follow

@@ -15,7 +15,7 @@ from unisono.data.data_reading import length_of
 from unisono.data.fingerprint import REMEDY
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, check_devices
 from unisono.engine.state.contents import digest_of, signature
-from unisono.engine.state.saved import told_modes
+from unisono.engine.state.saved import describe_modes
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign, default_shards
 from unisono.programs.live import orders_by_hash
@@ -24,7 +24,8 @@ from unisono.runtime.world import OPEN_MPI, SLURM, THREADS_VARIABLE, threads_per
 from unisono.training.identity import compare_devices, switches_of
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.resume import resume
-from unisono.training.run_context import RunContext, facts_of_order, samples_now, samples_seen
+from unisono.training.run_context import RunContext, samples_now, samples_seen
+from unisono.training.sampler_order import facts_of_order
 
 _MANY = 4  # cores from which using one is reported
 _IN_EVAL = (
@@ -55,11 +56,11 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         run.plan = plan.samples
         if run.checkpoints is not None:
             samples_seen(run, plan)
-    _tell_unseeded(run)
-    _tell_hashes(run)
+    _report_unseeded(run)
+    _report_hashes(run)
     if not (run.is_ahead or run.is_over(plan.totals)):
-        _tell_cores(run, plan.samples.shards)
-        _tell_what_a_loss_costs(run)
+        _report_cores(run, plan.samples.shards)
+        _report_loss_costs(run)
         if not any(module.training for module in run.kept.model.modules()):
             run.say_once(_IN_EVAL)
     if not (run.options.exact or run.device.is_host):
@@ -89,7 +90,7 @@ def _fix_shards(run: RunContext, samples: SamplePlan) -> None:
         run.shards = samples.shards
 
 
-def tell_over(run: RunContext, totals: Totals) -> None:
+def report_over(run: RunContext, totals: Totals) -> None:
     """Report why a loop yields nothing, unless that is reported elsewhere."""
     position = run.kept.position
     if run.team.position or run.is_ahead:
@@ -115,7 +116,7 @@ def tell_over(run: RunContext, totals: Totals) -> None:
     )
 
 
-def _tell_unseeded(run: RunContext) -> None:
+def _report_unseeded(run: RunContext) -> None:
     """Report once, at a start, that weights differ from start to start."""
     if not run.is_unseeded or run.kept.position.step or run.is_ahead or "unseeded" in notices():
         return
@@ -129,7 +130,7 @@ def _tell_unseeded(run: RunContext) -> None:
         )
 
 
-def _tell_hashes(run: RunContext) -> None:
+def _report_hashes(run: RunContext) -> None:
     """Report once that hashes of strings differ between starts, if the program uses any."""
     is_fixed = os.environ.get("PYTHONHASHSEED", "random") != "random"
     if is_fixed or run.is_ahead or run.team.position or "hashes" in notices():
@@ -144,7 +145,7 @@ def _tell_hashes(run: RunContext) -> None:
             )
 
 
-def _tell_cores(run: RunContext, num_shards: int) -> None:
+def _report_cores(run: RunContext, num_shards: int) -> None:
     """Report once that a program without a launcher uses one core of many."""
     num_cores = len(os.sched_getaffinity(0))
     num_workers = min(num_cores, num_shards)
@@ -161,7 +162,7 @@ def _tell_cores(run: RunContext, num_shards: int) -> None:
         )
 
 
-def _tell_what_a_loss_costs(run: RunContext) -> None:
+def _report_loss_costs(run: RunContext) -> None:
     """Report once what is lost with a worker that is not replaced, and what would replace it."""
     here, hosts, file = run.team.world, len(run.team.hosts), _file_of_program()
     is_launched = run.team.supervisor.hears_signals and here.world_size > 1 and file
@@ -197,7 +198,7 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             "`epochs`": totals.epochs,
             "`steps`": totals.steps,
             "the model with its optimizer": signature(kept.model, kept.optimizer),
-            **told_modes(kept.model, kept.optimizer),
+            **describe_modes(kept.model, kept.optimizer),
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
             "the type of device": run.device.torch.type,

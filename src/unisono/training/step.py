@@ -148,7 +148,7 @@ class Step(DoneStep):
         self._engine.end_passes()
         self._have_all_arrived = True
         if self._engine.records.bad and (shard := failing_shard(self._engine)) in self._done:
-            yield from self._look_again(shard)
+            yield from self._explain(shard)
 
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
         for shard in shards:
@@ -202,7 +202,7 @@ class Step(DoneStep):
         with self._engine.passes.generators_put_back(), now().put_back():
             return self._loader.rows(self._at(shard), choices)
 
-    def _look_again(self, shard: int) -> Iterator[Any]:
+    def _explain(self, shard: int) -> Iterator[Any]:
         """Yield a shard's batch again, to find out what makes the step fail."""
         with suppress(Exception):  # the step's error is raised in any case
             batch = self._loader.batch(self._at(shard), ())
@@ -286,10 +286,10 @@ class Step(DoneStep):
                 "`step.update` is for runs with several optimizers, but this one has one: leave it "
                 "out, and write `with step:` alone; or give it `gradients`, without a name."
             )
-        self._give(gradients)
+        self._use_gradients(gradients)
         return nullcontext(self)
 
-    def _give(self, gradients: Mapping[str, torch.Tensor]) -> None:
+    def _use_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Use gradients that the program has computed, without passes. Collective."""
         if not self._entered or self._taken:
             raise RuntimeError(
@@ -397,7 +397,7 @@ class Step(DoneStep):
         """Leave a step that cannot be finished because a worker was lost."""
         self._engine.guard.release_gradients()
         self._show_undone()
-        self._boundary.go_back()
+        self._boundary.roll_back()
 
     def _show_undone(self) -> None:
         """Set results that the rest of the loop's body can read."""
@@ -441,7 +441,7 @@ class Step(DoneStep):
         self.is_skipped = self._engine.sums.are_skipped
         self._is_finished = True
         if not self.is_done:
-            self._boundary.go_back()
+            self._boundary.roll_back()
 
     def _in_step(self) -> str:
         return f"in step {self.number}"

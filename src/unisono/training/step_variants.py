@@ -17,7 +17,7 @@ from unisono.engine.step.records import StepMeans
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.training.boundary import Boundary
-from unisono.training.several_models import check_members
+from unisono.training.several_models import check_optimizer_names
 from unisono.training.step import Step
 
 
@@ -98,7 +98,7 @@ class AlternatingStep(Step):
     def update(
         self, *names: str, gradients: Mapping[str, torch.Tensor] | None = None
     ) -> Iterator[Step]:
-        check_members(self._engine.members, names)
+        check_optimizer_names(self._engine.optimizers, names)
         if not self._entered or self._updating or (self._taken and not self._turn):
             raise RuntimeError(
                 f"`step.update` must be used within `with step:`, one block after another, without "
@@ -106,12 +106,12 @@ class AlternatingStep(Step):
             )
         if self._turn:
             self._begin()
-        self._engine.begin_update([self._engine.members[name] for name in names], self._turn)
+        self._engine.begin_update([self._engine.optimizers[name] for name in names], self._turn)
         self._turn, self._updating = self._turn + 1, names
         self.is_done = self._is_finished = False
         try:
             if gradients is not None:
-                self._give(gradients)
+                self._use_gradients(gradients)
             yield self
         except BaseException as error:
             self._end_update(error)

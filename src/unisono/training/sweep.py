@@ -32,7 +32,8 @@ from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import failure, raised
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
-from unisono.training.run_context import RunContext, facts_of_order
+from unisono.training.run_context import RunContext
+from unisono.training.sampler_order import facts_of_order
 
 
 class Part(NamedTuple):
@@ -110,7 +111,7 @@ class Sweep:
         raises if a pass changes a parameter.
         """
         plan, fetch, done = self.plan, self._loop.fetch("evaluate"), self._run.kept.position
-        self._own.look()
+        self._own.search()
         with evaluating(self.model) as modes:
             check_unchanged = _watching(self.model)
             with (

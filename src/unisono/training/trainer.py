@@ -21,14 +21,13 @@ from unisono.engine.step.transforms import OnGradients
 from unisono.runtime.device import AUTO
 from unisono.runtime.habits import attributes_met, habits_met
 from unisono.runtime.plainfile import weights_file
-from unisono.training.callbacks.callback import Callback, Callbacks
+from unisono.training.callbacks.callback import Callback, Callbacks, check_moments
 from unisono.training.callbacks.event_log import EventLog
 from unisono.training.callbacks.logger import with_loggers
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary
 from unisono.training.computing import Computing, is_compiled
 from unisono.training.evaluate import Passes, checked, model_to_validate
-from unisono.training.first_steps import check_moments
 from unisono.training.fit import FitUnderWay
 from unisono.training.loss_function import (
     Loss,
@@ -42,7 +41,7 @@ from unisono.training.loss_function import (
 from unisono.training.options import Checkpoint, Precision, Schedule, check_together
 from unisono.training.predict import Predictor
 from unisono.training.run import Run, context_of
-from unisono.training.run_context import no_epochs
+from unisono.training.sample_planning import no_epochs
 from unisono.training.schedule import KEY, ScheduleUnderWay, Validation, sets_by_name
 from unisono.training.several_models import Optimizers, check_one_model
 from unisono.training.sweep import Forward

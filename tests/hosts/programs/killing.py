@@ -51,6 +51,6 @@ def install() -> None:
 
         return acting
 
-    Team.come = dying(Team.come, lambda team, purpose: purpose)
+    Team.arrive = dying(Team.arrive, lambda team, purpose: purpose)
     connect = dying(host_member.connect_hosts, lambda rendezvous, address: "connecting")
     host_member.connect_hosts = connect

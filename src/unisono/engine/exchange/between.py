@@ -62,7 +62,7 @@ class Between(ABC):
         return
 
     @abstractmethod
-    def go_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
+    def roll_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
         """Restore the newest snapshot. Collective.
 
         Args:
@@ -144,14 +144,14 @@ class OneHost(Between):
         return self._team.position
 
     @override
-    def go_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
+    def roll_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
         put_back()
         while in_shares and not self._team.meet("putting back"):
             put_back()
 
     @override
     def gather(self, purpose: str, meanwhile: Callable[[], None] = _nothing) -> bool:
-        self._team.come(purpose)
+        self._team.arrive(purpose)
         meanwhile()
         return self._team.wait()
 
@@ -172,8 +172,8 @@ class OneHost(Between):
 
     @override
     def spread(self, carriage: Carriage, purpose: str) -> bool:
-        carriage.give_sums()
+        carriage.copy_sums_to_host()
         if not self._team.meet(purpose):
             return False
-        carriage.take_sums(with_own=False)
+        carriage.copy_sums_from_host(with_own=False)
         return True

@@ -135,11 +135,11 @@ class BucketPipeline:
         until_s = time.monotonic() + patience_s
         try:
             while not self.failure and (bucket := self._first_open()) is not None:
-                if not bucket.has_come(carrier, until_s):
+                if not bucket.has_arrived(carrier, until_s):
                     return False
                 self._advance(carrier)
             if not self.failure:
-                if not all(bucket.has_come(carrier, until_s) for bucket in self._under_way):
+                if not all(bucket.has_arrived(carrier, until_s) for bucket in self._under_way):
                     return False
                 for bucket in self._under_way:
                     bucket.join()
@@ -181,7 +181,7 @@ class _UnderWay:
         except StopIteration as stop:
             self.transfer, self.num_begun = stop.value, math.inf
 
-    def has_come(self, carrier: Carrier, until_s: float) -> bool:
+    def has_arrived(self, carrier: Carrier, until_s: float) -> bool:
         """Wait for the newest round's bytes until a time of ``time.monotonic``."""
         if self.transfer is None:
             return True

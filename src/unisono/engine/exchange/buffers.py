@@ -105,7 +105,7 @@ class Buffers:
 
     def give(self) -> None:
         """Publish this worker's values to all workers."""
-        self._give(self.now)
+        self._copy_out(self.now)
         self._copies.wait()
 
     def check_changes(self, team: Team) -> None:
@@ -136,7 +136,7 @@ class Buffers:
         for tensor, place in zip(self._tensors, self._places, strict=True):
             tensor.data = place
         self.now = now
-        self._take(now, are_here=False)
+        self._copy_in(now, are_here=False)
         self._copies.wait()
 
     def begin(self, step: int) -> None:
@@ -168,7 +168,7 @@ class Buffers:
         """Publish the values that the first non-empty shard left, for the next step."""
         self.is_kept_here = True
         if self._are_any:
-            self._give(1 - self.now)
+            self._copy_out(1 - self.now)
         if self.moving is not None:
             self.moving.keep(1 - self.now)
 
@@ -194,7 +194,7 @@ class Buffers:
         """Set the values that the step will end with, for the program's code in an update."""
         if self._shared:
             self._collect()
-            self._take(1 - self.now, are_here=self.is_kept_here)
+            self._copy_in(1 - self.now, are_here=self.is_kept_here)
         if self.moving is not None:
             self.moving.commit(1 - self.now)
 
@@ -203,7 +203,7 @@ class Buffers:
         self.now = 1 - self.now
         if self._shared:
             self._collect()
-            self._take(self.now, are_here=self.is_kept_here)
+            self._copy_in(self.now, are_here=self.is_kept_here)
         if self.moving is not None:
             self.moving.commit(self.now)
 
@@ -212,7 +212,7 @@ class Buffers:
         self._collect()
         return dict(zip(self._names, self._tensors, strict=True))
 
-    def _give(self, copy: int) -> None:
+    def _copy_out(self, copy: int) -> None:
         """Copy the values to one of the arena's copies, if the model has buffers."""
         self._collect()
         if not self._shared:
@@ -226,7 +226,7 @@ class Buffers:
         for start, stop, here in self._pieces():
             self._copies.to_host(into[start:stop], here)
 
-    def _take(self, copy: int, *, are_here: bool) -> None:
+    def _copy_in(self, copy: int, *, are_here: bool) -> None:
         """Set the values from one of the arena's copies, or from this worker's own block."""
         if not self._shared:
             return

@@ -92,10 +92,10 @@ class Carriage(ABC):
         """Copy the sums of this worker's lane from the host's memory to where they are needed."""
         return
 
-    def give_sums(self) -> None:
+    def copy_sums_to_host(self) -> None:
         """Copy the sums of this worker's lane to the host's memory."""
         return
 
-    def take_sums(self, *, with_own: bool) -> None:
+    def copy_sums_from_host(self, *, with_own: bool) -> None:
         """Copy all sums from the host's memory to this worker."""
         return

@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch._C._distributed_c10d import Store
 
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.team import Team
 
 

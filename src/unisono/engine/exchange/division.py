@@ -7,7 +7,7 @@ from typing import final
 
 from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.summation import Node, parts_of
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.team import Team
 
 

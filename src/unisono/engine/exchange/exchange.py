@@ -234,7 +234,7 @@ class Exchange:
         """
         return self._ownership.share(purpose)
 
-    def take_changes(self, *, alone: bool = False) -> None:
+    def publish_changes(self, *, alone: bool = False) -> None:
         """Publish changes that the program made between two steps, identically on all workers.
 
         Collective if anything was changed, unless `alone`; see :meth:`save`.
@@ -244,7 +244,7 @@ class Exchange:
             ValueError: the shape or dtype of a parameter's ``.data`` has changed.
         """
         self._layout.take_replaced()
-        self._ownership.take_changes(alone=alone)
+        self._ownership.publish_changes(alone=alone)
 
     def pop_new_state(self) -> bool:
         """Return whether the program has changed the optimizer's state since the last call."""
@@ -260,20 +260,20 @@ class Exchange:
         self._ownership.check_replicas(seen)
 
     def changed_name(self) -> str:
-        """Return the name of a parameter that changed since :meth:`take_changes`, if known."""
+        """Return the name of a parameter that changed since :meth:`publish_changes`, if known."""
         return self._ownership.changed_name()
 
     def updating(self) -> AbstractContextManager[None]:
         """Allow an optimizer to update whole parameters inside the block, for all workers."""
         return self._ownership.updating()
 
-    def take_fixed(self) -> None:
+    def load_fixed(self) -> None:
         """Load changes of fixed parameters by a whole update on another worker."""
-        self._ownership.take_fixed()
+        self._ownership.load_fixed()
 
-    def give_changes(self, *, alone: bool = False) -> None:
+    def publish_before_save(self, *, alone: bool = False) -> None:
         """Publish changes that the program made since the step, before :meth:`save`."""
-        self._ownership.give_changes(alone=alone)
+        self._ownership.publish_before_save(alone=alone)
         self.references.take()
         self.buffers.publish(self._team, alone=alone)
 

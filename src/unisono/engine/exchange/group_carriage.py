@@ -36,13 +36,7 @@ from unisono.engine.exchange.early_part import EarlyPart
 from unisono.engine.exchange.gloo_communicator import GlooCommunicator
 from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.nccl_communicator import NcclCommunicator
-from unisono.engine.exchange.parts import (
-    Gradients,
-    OrderedSum,
-    OwnParts,
-    Parts,
-    PublishedParts,
-)
+from unisono.engine.exchange.parts import Gradients, OrderedSum, OwnParts, Parts, PublishedParts
 from unisono.errors import UnisonoError
 from unisono.plan.summation import Node
 from unisono.runtime.device import Device

@@ -36,11 +36,7 @@ class LaneMemory:
     """
 
     def __init__(
-        self,
-        arena: Arena,
-        held: Sequence[Sequence[Node]],
-        host: int,
-        parts: Sequence[Node],
+        self, arena: Arena, held: Sequence[Sequence[Node]], host: int, parts: Sequence[Node]
     ) -> None:
         self.arena, self.held, self.host = arena, held, host
         self.within = {part: within(part, parts) for part in held[host]}

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from unisono.engine.exchange.bucket_pipeline import BucketPipeline
 from unisono.engine.exchange.communicator import BrokenError, Carrier, Transfer
-from unisono.engine.exchange.early_part import ReadyBuckets
+from unisono.engine.exchange.ready_buckets import ReadyBuckets
 from unisono.errors import RendezvousError
 from unisono.runtime.workers.host_links import Address, connect_ranks, resend_soon
 from unisono.runtime.workers.team import Team

@@ -112,10 +112,10 @@ class HostMemoryCarriage(Carriage):
     def spread_sums(self, purpose: str) -> bool:
         """Copy the sums of all pieces to :attr:`whole`; return False if a worker was lost."""
         self._view_whole(self._view_sums())
-        self.give_sums()
+        self.copy_sums_to_host()
         if not self.team.meet(purpose):
             return False
-        self.take_sums(with_own=True)
+        self.copy_sums_from_host(with_own=True)
         return True
 
     def take_changed_sums(self) -> None:
@@ -164,7 +164,7 @@ class HostMemoryCarriage(Carriage):
                 self._copies.to_device(place, source)
 
     @override
-    def give_sums(self) -> None:
+    def copy_sums_to_host(self) -> None:
         pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]
         if self._is_everywhere:  # they lie as they do there
             pairs = self.layout.within(self._host_sums, self._sums_memory, *self._mine)
@@ -175,7 +175,7 @@ class HostMemoryCarriage(Carriage):
         self._copies.wait()
 
     @override
-    def take_sums(self, *, with_own: bool) -> None:
+    def copy_sums_from_host(self, *, with_own: bool) -> None:
         for span in [(0, self.layout.num_bytes)] if with_own else self._others:
             for source, place in self.layout.within(self._host_sums, self._sums_memory, *span):
                 self._copies.to_device(place, source)
@@ -287,7 +287,7 @@ class _OnDevice:
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         if not self._early.has_begun:
             self._buckets.begin()
-        if self._buckets.has_given(index):
+        if self._buckets.is_complete(index):
             self._copies.before_changes()
         self._early.put(part, index, gradient)
         for number in self._buckets.mark(index):

@@ -35,12 +35,12 @@ from unisono.engine.exchange.bucket_pipeline import BucketPipeline, lay_out_lane
 from unisono.engine.exchange.carriage import Carriage
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.division import Division
-from unisono.engine.exchange.early_part import ReadyBuckets
 from unisono.engine.exchange.host_bucket import HostBucket, LaneMemory
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, Views, connect_lane
 from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.moving import Moving
 from unisono.engine.exchange.parts import presence
+from unisono.engine.exchange.ready_buckets import ReadyBuckets
 from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, parts_of
@@ -118,7 +118,7 @@ class Lanes(Between):
         team.supervisor.newest_snapshot = lambda: snapshots.number
 
     @override
-    def go_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
+    def roll_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
         team, snapshots = self._team, self._memory.snapshots
         supervisor, count = team.supervisor, self._arena.counts[self._position]
         supervisor.newest_snapshot = lambda: snapshots.number
@@ -194,7 +194,7 @@ class Lanes(Between):
     @override
     def spread(self, carriage: Carriage, purpose: str) -> bool:
         self._team.meet(purpose)
-        carriage.take_sums(with_own=True)
+        carriage.copy_sums_from_host(with_own=True)
         return True
 
     @override
@@ -220,14 +220,14 @@ class Lanes(Between):
         self._copied.clear()
         self.ready.mark_all()
         team = self._team
-        team.put_beside(b"".join(self._told()))
+        team.attach(b"".join(self._own_records()))
         mine = _KEPT * self._buffers.is_kept_here + _CHANGED * self.ready.is_outdated
         moving = self._buffers.moving
         mine += _MOVED * (moving is not None and moving.is_kept_here)
         votes = team.vote(mine, purpose)
         assert votes is not None, "where workers are on several hosts, a loss is an exception"
-        for said in team.beside().values():
-            self._hear(said)
+        for said in team.attached().values():
+            self._store_records(said)
         on_host = [[votes[rank] for rank in ranks] for ranks in team.hosts]
         self._is_outdated = any(vote & _CHANGED for own in on_host for vote in own)
         kept = (host for host, own in enumerate(on_host) if any(vote & _KEPT for vote in own))
@@ -280,7 +280,7 @@ class Lanes(Between):
         team = self._team
         return team.has_lost and any(
             team.departure(rank) != Departure.PRESENT
-            and (rank in self._lane_ranks or not team.has_gone_further(rank))
+            and (rank in self._lane_ranks or not team.is_ahead(rank))
             for rank in team.membership.ranks
         )
 
@@ -328,7 +328,7 @@ class Lanes(Between):
         held = [part for rank in ranks for part in self._division.parts_of[rank]]
         return parts_of(range(held[0].lo, held[-1].hi), self._division.num_shards)
 
-    def _told(self) -> Iterator[bytes]:
+    def _own_records(self) -> Iterator[bytes]:
         """Yield the records and flags of this worker's shards, without trailing zeros."""
         arena, division = self._arena, self._division
         for kind, rows, numbers in (
@@ -339,7 +339,7 @@ class Lanes(Between):
                 row = bytes(rows[number]).rstrip(b"\0")
                 yield _ITEM.pack(kind, number, len(row)) + row
 
-    def _hear(self, said: bytes) -> None:
+    def _store_records(self, said: bytes) -> None:
         """Store records and flags of another host's shards; all workers of this host do so."""
         arena, at = self._arena, 0
         while at < len(said):

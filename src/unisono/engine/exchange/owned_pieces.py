@@ -37,10 +37,10 @@ from unisono.engine.exchange.ownership import Ownership, PlannedState
 from unisono.engine.exchange.replicas import (
     begin_alike,
     copy_replica,
-    go_back_alike,
     hashes_of,
     lay_out_alike,
     load_replica,
+    roll_back_replica,
 )
 from unisono.engine.exchange.shared_optimizer_state import (
     PiecesOfState,
@@ -51,7 +51,7 @@ from unisono.engine.exchange.shared_optimizer_state import (
     plan_state,
 )
 from unisono.engine.state.optimizer_state import StateInPieces, check_in_place, move_one
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizers import optimizers_of
 from unisono.plan.shards import Piece
 from unisono.runtime.device import in_memory_order
 from unisono.runtime.timeouts import STALL
@@ -87,16 +87,16 @@ class OwnedPieces(Ownership):
     @override
     def bind(self, keys: StateKeys, live: Live | None) -> None:
         layout, arena = self.layout, self.memory.arena
-        members = members_of(layout.optimizer)
+        optimizers = optimizers_of(layout.optimizer)
         self.optimizer_state = pieces = OwnPieces(arena.whose, keys, layout)
         self._shown: dict[str, Any] = {
-            name: StateInPieces(member, pieces) for name, member in members.items()
+            name: StateInPieces(single, pieces) for name, single in optimizers.items()
         }
         lay_out_alike(layout)
         if live is None:
-            begin_alike(self, self._give_state, self._take_state)
+            begin_alike(self, self._write_state, self._read_state)
         else:
-            go_back_alike(self, self._take_state)
+            roll_back_replica(self, self._read_state)
         # Now all are here, so no worker still waits for those that left the previous loop.
         arena.left[layout.share[0]] = 0
         self._host_parameters = arena.parameters.everything()
@@ -106,15 +106,15 @@ class OwnedPieces(Ownership):
         for place, parameter in zip(places, layout.parameters, strict=True):
             if parameter.numel():
                 parameter.data = place.copy_(parameter.detach())
-        for name, member in members.items():
-            member.state = self._shown[name]
+        for name, single in optimizers.items():
+            single.state = self._shown[name]
 
     @override
     def load(self) -> None:
         # No worker writes what others may still read of the lost step.
         while len(self.team.hosts) == 1 and not self.team.meet("going back"):
             continue
-        go_back_alike(self, self._take_state)
+        roll_back_replica(self, self._read_state)
 
     @override
     def discard_changes(self) -> None:
@@ -135,7 +135,7 @@ class OwnedPieces(Ownership):
         slot = snapshots.newest if self._taken_from is None else self._taken_from
         self._taken_from = None
         if slot is not None:
-            self.optimizer_state.hold(self.carriage.pieces, snapshots.states(slot)[0])
+            self.optimizer_state.reassign(self.carriage.pieces, snapshots.states(slot)[0])
         if not self.is_lost:
             self.trust()
 
@@ -153,7 +153,7 @@ class OwnedPieces(Ownership):
         return self.carriage.spread(self._host_parameters, self._parameters_memory, purpose)
 
     @override
-    def take_changes(self, *, alone: bool) -> None:
+    def publish_changes(self, *, alone: bool) -> None:
         """Raise RuntimeError if the program replaced the optimizer's state."""
         check_in_place(self.layout.optimizer, self._shown)
 
@@ -167,9 +167,9 @@ class OwnedPieces(Ownership):
             self.carriage.release_parts()
         states, whose = self.memory.snapshots.states(self.memory.newest_slot)
         self.optimizer_state.leave(whose)
-        for name, member in members_of(self.layout.optimizer).items():
-            if member.state is self._shown[name]:
-                self.optimizer_state.make_whole(member, states)
+        for name, single in optimizers_of(self.layout.optimizer).items():
+            if single.state is self._shown[name]:
+                self.optimizer_state.make_whole(single, states)
 
     @override
     def leave(self) -> None:
@@ -192,14 +192,14 @@ class OwnedPieces(Ownership):
         for parameter in self.layout.parameters:
             parameter.data = parameter.data.clone()
 
-    def _give_state(self, slot: int) -> None:
+    def _write_state(self, slot: int) -> None:
         states, whose = self.memory.snapshots.states(slot)
         layout, keys = self.layout, self.optimizer_state.keys
         whose[:] = lay_down(layout.optimizer.state, layout.parameters, keys, states)
-        self._take_state(slot)
+        self._read_state(slot)
         self.describe(slot, {}, {})
 
-    def _take_state(self, slot: int) -> None:
+    def _read_state(self, slot: int) -> None:
         self.optimizer_state.known[:] = self.memory.snapshots.states(slot)[1]
         self.optimizer_state.forget()
         self._taken_from = slot
@@ -260,7 +260,7 @@ class OwnPieces(PiecesOfState):
         """Discard all state."""
         self._held.clear()
 
-    def hold(self, pieces: Sequence[Piece], kept: Region) -> None:
+    def reassign(self, pieces: Sequence[Piece], kept: Region) -> None:
         """Keep only the state of these pieces; copy missing state from the whole state `kept`."""
 
         def taken(piece: Piece) -> dict[str, Any]:

@@ -105,23 +105,23 @@ class Ownership(ABC):
         """Treat the state of the current members as the run's."""
         return
 
-    def take_changes(self, *, alone: bool) -> None:
+    def publish_changes(self, *, alone: bool) -> None:
         """Publish changes that the program made between two steps."""
         return
 
-    def give_changes(self, *, alone: bool) -> None:
+    def publish_before_save(self, *, alone: bool) -> None:
         """Publish changes that the program made since the step, before a snapshot."""
         return
 
     def changed_name(self) -> str:
-        """Return the name of a parameter that changed since :meth:`take_changes`; empty: none."""
+        """Return the name of a parameter changed since :meth:`publish_changes`; empty: none."""
         return ""
 
     def updating(self) -> AbstractContextManager[None]:
         """Allow an optimizer to update whole parameters inside the block."""
         return nullcontext()
 
-    def take_fixed(self) -> None:
+    def load_fixed(self) -> None:
         """Load changes of fixed parameters by a whole update on another worker."""
         return
 

@@ -143,7 +143,7 @@ class PrivateView:
         """Discard all copies of this process, and map the shared memory again."""
         self.forget([(0, self._num_bytes)])
 
-    def take_out(self, tensor: torch.Tensor) -> torch.Tensor:
+    def make_private(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor, and release its shared memory, for all processes."""
         copied, at = tensor.clone(), tensor.data_ptr() - self._bytes.data_ptr()
         if 0 <= at < self._num_bytes:

@@ -35,17 +35,17 @@ class Replicas(Ownership):
     def bind(self, keys: StateKeys, live: Live | None) -> None:
         lay_out_alike(self.layout)
         if live is None:
-            begin_alike(self, self._give_state, self._take_state)
+            begin_alike(self, self._write_state, self._read_state)
         else:
             self.load()
 
     @override
     def load(self) -> None:
-        go_back_alike(self, self._take_state)
+        roll_back_replica(self, self._read_state)
 
     @override
     def discard_changes(self) -> None:
-        self._take_state(load_replica(self.layout))
+        self._read_state(load_replica(self.layout))
 
     @override
     def copy(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
@@ -84,11 +84,11 @@ class Replicas(Ownership):
             tensors, _ = take_state(self.layout.optimizer, self.named_whole())
         return hashes_of(self.layout) | {name: _hash(one) for name, one in tensors.items()}
 
-    def _give_state(self, slot: int) -> None:
+    def _write_state(self, slot: int) -> None:
         tensors, numbers = take_state(self.layout.optimizer, self.named_whole())
         self.describe(slot, {"numbers": numbers}, tensors)
 
-    def _take_state(self, slot: int) -> None:
+    def _read_state(self, slot: int) -> None:
         snapshots, optimizer = self.memory.snapshots, self.layout.optimizer
         facts, tensors = snapshots.facts(slot), snapshots.extra(slot)
         optimizer.state.clear()
@@ -136,7 +136,9 @@ def begin_alike(
             break
 
     def written() -> list[memoryview]:
-        said = team.hear_leader(lambda: b"%d" % snapshots.written(slot), "size of the state")
+        said = team.broadcast_from_leader(
+            lambda: b"%d" % snapshots.written(slot), "size of the state"
+        )
         return [snapshots.view(slot, int(said))]
 
     owner.between.share(written)
@@ -147,14 +149,14 @@ def begin_alike(
     team.meet("shared parameters")
 
 
-def go_back_alike(owner: Ownership, take_state: Callable[[int], None]) -> None:
+def roll_back_replica(owner: Ownership, take_state: Callable[[int], None]) -> None:
     """Load the replica in the newest snapshot; `take_state` reads the optimizer's state."""
 
     def put_back() -> None:
         owner.carriage.forget_step()
         take_state(load_replica(owner.layout))
 
-    owner.between.go_back(put_back, in_shares=False)
+    owner.between.roll_back(put_back, in_shares=False)
 
 
 def load_replica(layout: LoopLayout) -> int:

@@ -38,7 +38,7 @@ from unisono.engine.exchange.shared_optimizer_state import (
     lay_down,
     plan_state,
 )
-from unisono.engine.state.optimizer_state import apply_state, check_told, group_options, take_state
+from unisono.engine.state.optimizer_state import apply_state, check_keys, group_options, take_state
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.engine.state.saved import apply_groups
 from unisono.errors import CheckpointError
@@ -125,7 +125,7 @@ class SharedCopy(Ownership):
         return self.team.meet(purpose)
 
     @override
-    def take_changes(self, *, alone: bool) -> None:
+    def publish_changes(self, *, alone: bool) -> None:
         layout = self.layout
         if self.optimizer_state is not None:
             state = layout.optimizer.state
@@ -142,9 +142,9 @@ class SharedCopy(Ownership):
             self.is_state_new |= changed[-1][1] > self._view.starts[1]
 
     @override
-    def give_changes(self, *, alone: bool) -> None:
+    def publish_before_save(self, *, alone: bool) -> None:
         self.layout.take_replaced()
-        self.take_changes(alone=alone)
+        self.publish_changes(alone=alone)
         self._fixed_view.publish_changes(self.team, alone=alone)
 
     @override
@@ -178,7 +178,7 @@ class SharedCopy(Ownership):
                 buffers.moving.flags(1 - buffers.now)[-1] = 1
 
     @override
-    def take_fixed(self) -> None:
+    def load_fixed(self) -> None:
         buffers = self.layout.buffers
         if buffers.moving is not None and buffers.moving.flags(1 - buffers.now)[-1]:
             self._fixed_view.forget_all()
@@ -207,7 +207,7 @@ class SharedCopy(Ownership):
         team = self.team
         if self.have_all or team.size == 1:
             return
-        said = team.hear_host_leaders(self._describe_optimizer, "end of a loop")
+        said = team.gather_from_host_leaders(self._describe_optimizer, "end of a loop")
         if said[team.host] and not team.leads_host:
             snapshots = self.memory.snapshots
             self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
@@ -216,7 +216,7 @@ class SharedCopy(Ownership):
     def leave(self) -> None:
         layout = self.layout
         # Without other workers, keep no second copy in the arena.
-        take = self._view.take_out if self.team.size == 1 else torch.clone
+        take = self._view.make_private if self.team.size == 1 else torch.clone
         for parameter in layout.all:
             parameter.data = take(parameter.data)
         for parameter in layout.parameters:
@@ -269,7 +269,7 @@ class SharedCopy(Ownership):
             position, size = self.layout.share
             memory.snapshots.copy(slot, copy_of_buffers, position, size, into_slot=False)
 
-        self.between.go_back(put_back, in_shares=True)
+        self.between.roll_back(put_back, in_shares=True)
 
     def _load_optimizer(self) -> None:
         """Load the optimizer state that is not in the arena from the newest snapshot."""
@@ -280,7 +280,7 @@ class SharedCopy(Ownership):
         """Write this worker's optimizer state to shared memory, if it can be described."""
         optimizer = self.layout.optimizer
         try:
-            check_told(optimizer)
+            check_keys(optimizer)
             tensors, numbers = take_state(optimizer, self.named_whole())
             self.describe(0, {"numbers": numbers, "groups": group_options(optimizer)}, tensors)
         except (CheckpointError, ValueError):

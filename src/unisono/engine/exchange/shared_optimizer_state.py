@@ -63,10 +63,7 @@ def has_state(keys: Mapping[str, StateKey], state: Mapping[str, Any]) -> bool:
 
 
 def lay_down(
-    state: Mapping[Any, Any],
-    parameters: Sequence[torch.Tensor],
-    keys: StateKeys,
-    into: Region,
+    state: Mapping[Any, Any], parameters: Sequence[torch.Tensor], keys: StateKeys, into: Region
 ) -> bytes:
     """Copy an optimizer's whole state into shared memory; return `known`."""
     flags = bytearray(len(parameters))

@@ -31,11 +31,7 @@ Devices = Sequence["str | torch.device"]
 Balance = str | Mapping[Any, Sequence[str]]
 
 
-def split(
-    model: nn.Module,
-    devices: Devices,
-    balance: Balance = BY_MEMORY,
-) -> nn.Module:
+def split(model: nn.Module, devices: Devices, balance: Balance = BY_MEMORY) -> nn.Module:
     """Place consecutive parts of a model on several devices of this process, in place.
 
     For models that do not fit on one device. Parameters remain the same objects, and names, state
@@ -74,7 +70,7 @@ def split(
     check_can_be_cut(model)
     units = units_of(model)
     found = _assign(units, there, balance)
-    _tell_too_large(units, [there[found[unit.name]] for unit in units])
+    _describe_too_large(units, [there[found[unit.name]] for unit in units])
     parts = Split(there, found)
     check_buffers(model, parts)
     join(model)
@@ -124,7 +120,7 @@ def _assign(
     return dict(zip(names, found, strict=True))
 
 
-def _tell_too_large(units: Sequence[Unit], devices: Sequence[torch.device]) -> None:
+def _describe_too_large(units: Sequence[Unit], devices: Sequence[torch.device]) -> None:
     """Report which layer alone is larger than its device, as no cut between layers helps there."""
     for unit, device in zip(units, devices, strict=True):
         _, room = Device(device).room()

@@ -89,7 +89,7 @@ def load_weights(
     if path.is_dir():
         foreign = [name for name in foreign if not name.startswith(_NOT_OF_THE_MODEL)]
     if missing + foreign and (strict or not found):
-        raise CheckpointError(_told_names(where, missing, foreign, strict))
+        raise CheckpointError(_listed(where, missing, foreign, strict))
     _compare(where, targets, {name: weights[found[name]] for name in found}, strict)
     model.load_state_dict(
         {name: weights[there] for name, there in found.items() if name in tensors}, strict=False
@@ -230,10 +230,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _compare(
-    where: str,
-    here: Mapping[str, torch.Tensor],
-    there: Mapping[str, torch.Tensor],
-    strict: bool,
+    where: str, here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor], strict: bool
 ) -> None:
     for name, old in there.items():
         new = here[name]
@@ -249,7 +246,7 @@ def _compare(
             )
 
 
-def _told_names(where: str, missing: list[str], foreign: list[str], strict: bool) -> str:
+def _listed(where: str, missing: list[str], foreign: list[str], strict: bool) -> str:
     advice = (
         "make the model as it was, or pass `strict=False` to load what has a name in both"
         if strict

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizers import optimizers_of
 from unisono.engine.state.packing import STATE_PREFIX, check_plain, keep_in, pack, unpack
 from unisono.errors import CheckpointError
 from unisono.programs.kept import OPTIMIZER
@@ -107,9 +107,7 @@ def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def put_back_state(
-    optimizer: Optimizer,
-    named: Mapping[str, nn.Parameter],
-    states: Mapping[str, dict[str, Any]],
+    optimizer: Optimizer, named: Mapping[str, nn.Parameter], states: Mapping[str, dict[str, Any]]
 ) -> None:
     """Set an optimizer's state to the result of :func:`join_state`."""
     for key in _own_keys(optimizer):
@@ -164,21 +162,21 @@ def apply_state(
     put_back_state(optimizer, named, join_state(tensors, facts["numbers"], named))
 
 
-def check_told(optimizer: Optimizer) -> None:
+def check_keys(optimizer: Optimizer) -> None:
     """Raise CheckpointError if an optimizer keeps more than its `state` and its groups' options."""
-    for member in members_of(optimizer).values():
+    for single in optimizers_of(optimizer).values():
         troubles = [
             f"`{key}` is another optimizer with separate state"
-            for key, value in vars(member).items()
-            if isinstance(value, Optimizer) and value.state is not member.state
+            for key, value in vars(single).items()
+            if isinstance(value, Optimizer) and value.state is not single.state
         ]
-        if type(member).state_dict is not Optimizer.state_dict:
-            beside = _beside("", member.state_dict(), Optimizer.state_dict(member))
+        if type(single).state_dict is not Optimizer.state_dict:
+            beside = _beside("", single.state_dict(), Optimizer.state_dict(single))
             troubles[:0] = [f"`state_dict` also has `{path}`" for path in beside]
         if troubles:
             raise CheckpointError(
                 f"an optimizer must have all its state in `optimizer.state` to be kept with a run, "
-                f"but {type(member).__name__}'s {troubles[0]}: use an optimizer that has, or train "
+                f"but {type(single).__name__}'s {troubles[0]}: use an optimizer that has, or train "
                 f"without checkpoints."
             )
 
@@ -291,7 +289,7 @@ def _refuse(seen: str) -> NoReturn:
 
 def states_here(optimizer: Optimizer) -> list[Any]:
     """Return the state of each parameter, as far as this worker has it."""
-    states = [member.state for member in members_of(optimizer).values()]
+    states = [single.state for single in optimizers_of(optimizer).values()]
     return [
         one
         for state in states
@@ -309,31 +307,31 @@ def tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
     """Return the run's optimizers whose class is not torch's, by name."""
     return {
-        f"{OPTIMIZER} {name}".rstrip(): member
-        for name, member in members_of(optimizer).items()
-        if not type(member).__module__.startswith("torch.")
+        f"{OPTIMIZER} {name}".rstrip(): single
+        for name, single in optimizers_of(optimizer).items()
+        if not type(single).__module__.startswith("torch.")
     }
 
 
 def torchs_optimizers(optimizer: Optimizer) -> dict[str, Any]:
     """Return the run's optimizers whose class is torch's, by name."""
     return {
-        f"optimizer {name}".rstrip(): member
-        for name, member in members_of(optimizer).items()
-        if type(member).__module__.startswith("torch.")
+        f"optimizer {name}".rstrip(): single
+        for name, single in optimizers_of(optimizer).items()
+        if type(single).__module__.startswith("torch.")
     }
 
 
 def is_in_pieces(optimizer: Optimizer) -> bool:
     """Return whether a loop is running whose workers each have only pieces of the state."""
     return any(
-        isinstance(member.state, StateInPieces) and member.state.bring is None
-        for member in members_of(optimizer).values()
+        isinstance(single.state, StateInPieces) and single.state.bring is None
+        for single in optimizers_of(optimizer).values()
     )
 
 
 def check_in_place(optimizer: Optimizer, shown: Mapping[str, StateInPieces]) -> None:
     """Raise RuntimeError if the program has replaced ``optimizer.state``."""
-    for name, member in members_of(optimizer).items():
-        if member.state is not shown[name]:
+    for name, single in optimizers_of(optimizer).items():
+        if single.state is not shown[name]:
             _refuse("the program has put another in its place")

@@ -1,7 +1,7 @@
 """Which optimizers can be cut into pieces, which see whole parameters, which cannot run here.
 
 Code for a whole run (exchanges, checkpoints, digests) has one optimizer, which may combine several.
-Updates handle each optimizer separately; see :func:`members_of`.
+Updates handle each optimizer separately; see :func:`optimizers_of`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
     then parameters stay whole. So they do if other code runs around ``step()``, which may for
     example clip gradients by their norm. Several optimizers must all qualify.
     """
-    return all(map(_is_elementwise, members_of(optimizer).values()))
+    return all(map(_is_elementwise, optimizers_of(optimizer).values()))
 
 
 def _is_elementwise(optimizer: optim.Optimizer) -> bool:
@@ -75,8 +75,8 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
 def needs_closure(optimizer: optim.Optimizer) -> bool:
     """Return whether ``step()`` requires a closure."""
     closures = [
-        inspect.signature(type(member).step).parameters.get("closure")
-        for member in members_of(optimizer).values()
+        inspect.signature(type(single).step).parameters.get("closure")
+        for single in optimizers_of(optimizer).values()
     ]
     return any(c is not None and c.default is inspect.Parameter.empty for c in closures)
 
@@ -117,8 +117,8 @@ def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
             f"`optimizer` must be a torch.optim.Optimizer, but {seen}: pass "
             f"`{kind}(model.parameters())`, say."
         )
-    for member in members_of(optimizer).values():
-        _check_one(member, on_host=on_host)
+    for single in optimizers_of(optimizer).values():
+        _check_one(single, on_host=on_host)
 
 
 def _check_one(optimizer: optim.Optimizer, *, on_host: bool) -> None:
@@ -154,8 +154,8 @@ def state_like(
     A copy of the optimizer takes one step on a parameter of four elements; state tensors that are
     like the parameter have four elements too, in contrast to scalars.
     """
-    members = members_of(optimizer).values()
-    optimizer = next(m for m in members if any(one is group for one in m.param_groups))
+    optimizers = optimizers_of(optimizer).values()
+    optimizer = next(m for m in optimizers if any(one is group for one in m.param_groups))
     parameter = torch.nn.Parameter(torch.zeros(4, dtype=dtype, device=HOST))
     parameter.grad = torch.zeros_like(parameter)
     probe = copy.copy(optimizer)
@@ -173,14 +173,14 @@ def state_like(
 class SeveralOptimizers(Optimizer):
     """The optimizers of one run, by name; no two update the same parameter."""
 
-    def __init__(self, members: Mapping[str, Optimizer]) -> None:
-        self.members = dict(members)  # torch's own attributes are those of the members
-        self._state = _States(self.members)
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self.optimizers = dict(optimizers)  # torch's own attributes are each one's
+        self._state = _States(self.optimizers)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups of all optimizers, one optimizer after another."""
-        return [group for member in self.members.values() for group in member.param_groups]
+        return [group for single in self.optimizers.values() for group in single.param_groups]
 
     @property
     def state(self) -> MutableMapping[Any, Any]:  # type: ignore[override]
@@ -195,8 +195,8 @@ class SeveralOptimizers(Optimizer):
 class _States(MutableMapping[Any, Any]):
     """The state of several optimizers; each entry is stored by the optimizer that it belongs to."""
 
-    def __init__(self, members: Mapping[str, Optimizer]) -> None:
-        self._members, self._owners = members, dict[torch.Tensor, Optimizer]()
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers, self._owners = optimizers, dict[torch.Tensor, Optimizer]()
 
     def __getitem__(self, key: Any) -> Any:
         state, own = self._at(key)
@@ -213,35 +213,35 @@ class _States(MutableMapping[Any, Any]):
         del state[own]
 
     def __iter__(self) -> Iterator[Any]:
-        for name, member in self._members.items():
-            for key in member.state:
+        for name, single in self._optimizers.items():
+            for key in single.state:
                 yield key if isinstance(key, torch.Tensor) else f"{name}.{key}"
 
     def __len__(self) -> int:
-        return sum(len(member.state) for member in self._members.values())
+        return sum(len(single.state) for single in self._optimizers.values())
 
     def _at(self, key: Any) -> tuple[Any, Any]:
         if not isinstance(key, torch.Tensor):
             name, _, own = str(key).partition(".")
-            return self._members[name].state, own
+            return self._optimizers[name].state, own
         if key not in self._owners:  # groups may be added between two loops
             self._owners = {
-                parameter: member
-                for member in self._members.values()
-                for group in member.param_groups
+                parameter: single
+                for single in self._optimizers.values()
+                for group in single.param_groups
                 for parameter in group["params"]
             }
         return self._owners[key].state, key
 
 
-def members_of(optimizer: Optimizer) -> dict[str, Optimizer]:
+def optimizers_of(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return a run's optimizers by name; a single one has the name ""."""
-    return optimizer.members if isinstance(optimizer, SeveralOptimizers) else {"": optimizer}
+    return optimizer.optimizers if isinstance(optimizer, SeveralOptimizers) else {"": optimizer}
 
 
 def kind_of(optimizer: Optimizer) -> str:
     """Return the class name of an optimizer, or those of several."""
     return ", ".join(
-        f"{name}: {type(member).__qualname__}" if name else type(member).__qualname__
-        for name, member in members_of(optimizer).items()
+        f"{name}: {type(single).__qualname__}" if name else type(single).__qualname__
+        for name, single in optimizers_of(optimizer).items()
     )

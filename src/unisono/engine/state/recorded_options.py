@@ -62,22 +62,22 @@ class RecordedOptions:
     ) -> None:
         self._model, self._optimizer, self._state = model, optimizer, state
         self._takes_programs = takes_programs
-        self._has_looked = False
+        self._is_recorded = False
         self._now: dict[str, Any] = {}
         self._schedules: dict[str, Any] = {}
         self.first: dict[str, Any] = {}
 
-    def look(self) -> None:
+    def record(self) -> None:
         """Record once what the program gives, before a checkpoint is loaded."""
-        if not self._has_looked:
-            self._has_looked, self._now = True, self._told()
+        if not self._is_recorded:
+            self._is_recorded, self._now = True, self._current()
             self._schedules = {
                 key: copy.deepcopy(schedule.state_dict())
                 for key, schedule in _schedules(self._state).items()
             }
             self.first = self._now
 
-    def told(self, first: Mapping[str, Any]) -> list[str]:
+    def describe_changes(self, first: Mapping[str, Any]) -> list[str]:
         """Return at most one line: the changed options, and which values are used."""
         changes = _in_words(_changes(first, self._now), self._optimizer)
         if not changes:
@@ -92,14 +92,14 @@ class RecordedOptions:
             f'another run with another `directory` or `Checkpoint(resume="never")`.'
         ]
 
-    def take(self, first: dict[str, Any]) -> None:
+    def apply(self, first: dict[str, Any]) -> None:
         """Apply the options of the run, after a checkpoint was loaded."""
         self.first = first
         if self._takes_programs:
             self.first = self._now
             self._apply(_changes(first, self._now))
 
-    def _told(self) -> dict[str, Any]:
+    def _current(self) -> dict[str, Any]:
         try:
             told = {
                 "groups": group_options(self._optimizer),

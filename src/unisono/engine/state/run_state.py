@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.engine.state.contents import named_parameters
-from unisono.engine.state.optimizer_state import check_told, group_options, is_in_pieces, take_state
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizer_state import check_keys, group_options, is_in_pieces, take_state
+from unisono.engine.state.optimizers import optimizers_of
 from unisono.engine.state.packing import check_dtype, pack_state, unpack_state, unpacked_state
 from unisono.engine.state.recorded_options import RecordedOptions
 from unisono.engine.state.saved import (
     FORMAT,
-    Snapshot,
+    CheckpointData,
     apply,
     apply_groups,
     apply_modes,
@@ -84,9 +84,9 @@ class RunState:
             value for value in (*self.state.values(), *of_program) if isinstance(value, LRScheduler)
         ]
         return any(
-            getattr(member.step, "_wrapped_by_lr_sched", False)
-            and not any(not name or schedule.optimizer is member for schedule in kept)
-            for name, member in members_of(self.optimizer).items()
+            getattr(single.step, "_wrapped_by_lr_sched", False)
+            and not any(not name or schedule.optimizer is single for schedule in kept)
+            for name, single in optimizers_of(self.optimizer).items()
         )
 
     def collect(
@@ -117,19 +117,19 @@ class RunState:
         """Raise CheckpointError, before any training, for what cannot be saved."""
         pack_state(self.state)
         check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
-        check_told(self.optimizer)
+        check_keys(self.optimizer)
         named = named_parameters(self.model, self.optimizer)
         tensors, _ = take_state(self.optimizer, {} if is_in_pieces(self.optimizer) else named)
         for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
             check_dtype(f"`{name}`", tensor)
 
-    def apply(self, snapshot: Snapshot, *, lends: bool = False) -> None:
+    def apply(self, snapshot: CheckpointData, *, lends: bool = False) -> None:
         """Set the whole state from a checkpoint, as :func:`.saved.apply` does."""
         unpacked_state(snapshot.facts["state"], snapshot.others)
         apply(snapshot, self.model, self.optimizer, lends=lends)
         self._apply_rest(snapshot.facts, snapshot.others)
 
-    def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def apply_rest(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the facts and tensors beside a snapshot that an exchange has loaded."""
         apply_groups(facts["groups"], self.optimizer, exactly=True)
         apply_modes(facts["modes"], self.model, self.optimizer)
@@ -158,7 +158,7 @@ class RunState:
             )
         written = files_of(view, places.blob_at)
         files = {name: Sealed.of(chunks) for name, chunks in written.items()}
-        self.apply(Snapshot.from_files(files))
+        self.apply(CheckpointData.from_files(files))
         self.position.move_to(**end["position"])
         self.last = end["last"]
 

@@ -43,7 +43,7 @@ _BESIDES = 1 << 30  # names, and small models
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CheckpointData:
     """A checkpoint in memory; tensors are views of its files, each worker's own where changed."""
 
     tensors: dict[str, torch.Tensor]  # parameters and buffers by name
@@ -56,7 +56,7 @@ class Snapshot:
     files: Mapping[str, Sealed]  # what it was read from
 
     @classmethod
-    def from_files(cls, files: Mapping[str, Sealed]) -> Snapshot:
+    def from_files(cls, files: Mapping[str, Sealed]) -> CheckpointData:
         """Read a checkpoint from its three files; raise CheckpointError if one is malformed."""
         try:
             facts = json.loads(b"".join(files[RUN_FILE]))
@@ -97,7 +97,7 @@ def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
 
 
 def apply(
-    snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, *, lends: bool = False
+    snapshot: CheckpointData, model: nn.Module, optimizer: Optimizer, *, lends: bool = False
 ) -> None:
     """Load a snapshot into model and optimizer, or raise CheckpointError and change neither.
 
@@ -208,7 +208,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
-def check_fits(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+def check_fits(snapshot: CheckpointData, model: nn.Module, optimizer: Optimizer) -> None:
     """Raise one CheckpointError that lists all differences to a model and its optimizer."""
     here = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
     there = snapshot.tensors
@@ -252,12 +252,12 @@ def modes_of(model: nn.Module, optimizer: Optimizer) -> dict[str, list[str]]:
     }
 
 
-def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+def describe_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Describe the result of :func:`modes_of` in a few words that identify it."""
     modes = modes_of(model, optimizer)
     return {
-        "the parameters with `requires_grad=False`": _told(modes["fixed"]),
-        "the layers in `eval()`": _told(modes["evaluating"]),
+        "the parameters with `requires_grad=False`": _listed(modes["fixed"]),
+        "the layers in `eval()`": _listed(modes["evaluating"]),
     }
 
 
@@ -274,7 +274,7 @@ def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -
             module.training = name not in evaluating
 
 
-def _told(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     if len(names) <= _NAMES_AT_MOST:
         return ", ".join(f"`{name or 'model'}`" for name in names) or "none"
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]

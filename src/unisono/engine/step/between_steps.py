@@ -11,7 +11,7 @@ from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.step.model_guard import ModelGuard
 from unisono.engine.step.records import Records
 from unisono.engine.step.shard_passes import ShardPasses
-from unisono.engine.step.update import Member, SlicedUpdate
+from unisono.engine.step.update import LoopOptimizer, SlicedUpdate
 from unisono.runtime.workers.team import Team
 
 _COMPARED, _COMPARED_EVERY = 2, 1024  # steps in which replicas are
@@ -31,13 +31,13 @@ class BetweenSteps:
         team: Team,
         guard: ModelGuard,
         passes: ShardPasses,
-        members: Sequence[Member],
+        optimizers: Sequence[LoopOptimizer],
         records: Records,
         *,
         compares: bool,
     ) -> None:
         self._exchange, self._team, self._guard = exchange, team, guard
-        self._passes, self._members, self._records = passes, members, records
+        self._passes, self._optimizers, self._records = passes, optimizers, records
         self.compares = compares
         self._begun_at: int | None = None  # the loop's first step here
         self.copied: int | None = None
@@ -48,14 +48,14 @@ class BetweenSteps:
         self._exchange.divide()
         self._follow()
 
-    def take_changes(self, step: int) -> None:
+    def publish_changes(self, step: int) -> None:
         """Publish changes that the program made since the last update. Collective if any."""
         exchange = self._exchange
         self._guard.check_groups()
-        for member in self._members:
-            if isinstance(member.update, SlicedUpdate):
-                member.update.check_step()
-        exchange.take_changes()
+        for one in self._optimizers:
+            if isinstance(one.update, SlicedUpdate):
+                one.update.check_step()
+        exchange.publish_changes()
         exchange.buffers.check_changes(self._team)
         self._guard.remember()
         if exchange.division.is_outdated:  # a worker was lost there
@@ -88,7 +88,7 @@ class BetweenSteps:
         """
         while True:
             if not self._exchange.is_lost:
-                self._exchange.give_changes()
+                self._exchange.publish_before_save()
             if self._exchange.is_lost:
                 return None
             # Only now: the leader may have been lost there.
@@ -102,7 +102,7 @@ class BetweenSteps:
                 self._exchange.memory.snapshots.complete(slot)
                 return slot
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Restore the newest snapshot. Collective."""
         self.copied = None
         self._guard.clear_gradients()
@@ -118,8 +118,8 @@ class BetweenSteps:
 
     def follow_updates(self) -> None:
         """Prepare to update the pieces that this worker has now."""
-        for member in self._members:
-            member.follow(self._exchange)
+        for one in self._optimizers:
+            one.follow(self._exchange)
 
     def _follow(self) -> None:
         self._passes.divide()

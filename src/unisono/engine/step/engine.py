@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.state.contents import updated_parameters
 from unisono.engine.state.modes import Modes
-from unisono.engine.state.optimizers import members_of
+from unisono.engine.state.optimizers import optimizers_of
 from unisono.engine.step.between_steps import BetweenSteps
 from unisono.engine.step.loss import ShardLoss, check_differentiable, is_known_bad, read_loss
 from unisono.engine.step.loss_scaling import LossScaling, check_alone
@@ -46,7 +46,7 @@ from unisono.engine.step.transforms import (
     clip_norms,
     clip_values,
 )
-from unisono.engine.step.update import Member, Options, pass_for_stepped
+from unisono.engine.step.update import LoopOptimizer, Options, pass_for_stepped
 from unisono.errors import NonFiniteLossError
 from unisono.programs.generators import OwnGenerators
 from unisono.runtime.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
@@ -82,11 +82,11 @@ class StepEngine:
         are_alike: bool = True,
     ) -> None:
         clipping, scaling = clipping or {}, scaling or {}
-        self.members = {
-            name: Member(name, member, clipping.get(name, Clipping()), scaling.get(name))
-            for name, member in members_of(optimizer).items()
+        self.optimizers = {
+            name: LoopOptimizer(name, one, clipping.get(name, Clipping()), scaling.get(name))
+            for name, one in optimizers_of(optimizer).items()
         }
-        self._all = list(self.members.values())
+        self._all = list(self.optimizers.values())
         self.model, self._optimizer = model, optimizer
         self.exchange, self._team = exchange, team
         self._meet_fault = team.faults.meet if team.faults.are_planned else _NO_FAULT
@@ -104,17 +104,18 @@ class StepEngine:
         self._first_shard = self._turn = 0
         self._wire(self._all)
 
-    def _wire(self, members: list[Member]) -> None:
+    def _wire(self, optimizers: list[LoopOptimizer]) -> None:
         """Set which optimizers are updated from now on."""
-        self._active = members
-        scaling = next((member.scaling for member in members if member.scaling), None)
+        self._active = optimizers
+        scaling = next((one.scaling for one in optimizers if one.scaling), None)
         self.passes.scaling = scaling
-        values = [(m.clipping.value, m.parameters) for m in members if m.clipping.value is not None]
-        norms = [(m.clipping.norm, m.parameters) for m in members if m.clipping.norm is not None]
+        clippings = [(one.clipping, one.parameters) for one in optimizers]
+        values = [(clip.value, own) for clip, own in clippings if clip.value is not None]
+        norms = [(clip.norm, own) for clip, own in clippings if clip.norm is not None]
         clips = values and partial(clip_values, values), norms and partial(clip_norms, norms)
         self._transforms = [one for one in (scaling, self._hook, *clips) if one]
         self.sums.has_norm = bool(norms)
-        active = {index for member in members for index in member.parameters}
+        active = {index for one in optimizers for index in one.parameters}
         each = enumerate(self.exchange.parameters)
         self.passes.others = [parameter for at, parameter in each if at not in active]
 
@@ -130,13 +131,13 @@ class StepEngine:
         self._meet_fault("begin", step)
         self.timers.begin()
 
-    def begin_update(self, members: list[Member], turn: int) -> None:
+    def begin_update(self, optimizers: list[LoopOptimizer], turn: int) -> None:
         """Begin update number `turn` of the step, for some of the optimizers."""
-        if members is not self._active:
-            self._wire(members)
+        if optimizers is not self._active:
+            self._wire(optimizers)
         self._turn, self.sums.named = turn, f"of step {self.sums.step}"
-        if turn or len(members) < len(self.members):  # shorter, as meetings have 24 letters
-            names = "+".join(member.name for member in members)
+        if turn or len(optimizers) < len(self.optimizers):  # shorter, as meetings have 24 letters
+            names = "+".join(one.name for one in optimizers)
             self.sums.named = f"{self.sums.step}.{turn} {names}"
         self.begin_again()
 
@@ -152,9 +153,9 @@ class StepEngine:
     def begin_passes(self) -> Sequence[int]:
         """Return this worker's shards; collectives are refused until :meth:`end_passes`."""
         if self.passes.scaling is not None:
-            check_alone([member.name for member in self._active])
+            check_alone([one.name for one in self._active])
         if self._watches_program or self.guard.looks_closely:
-            self.between.take_changes(self.sums.step)
+            self.between.publish_changes(self.sums.step)
         number = self._options.note()
         # Where the leader alone updates, its options alone count.
         self.records.options = number if self.exchange.have_all else 0
@@ -178,7 +179,7 @@ class StepEngine:
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples, is_first=shard == self._first_shard)
         self.guard.check_gradients()
-        self.records.take(shard, loss)
+        self.records.add(shard, loss)
         if self.passes.scaling is None and is_known_bad(loss):
             # All workers will read its record and raise the same error; none updates anything.
             finished = self.passes.stack.push_nothing(shard)
@@ -199,7 +200,7 @@ class StepEngine:
             if is_first and name in gradients:
                 parameter.grad = gradients[name].detach().to(parameter, copy=True)
         nothing = ShardLoss(torch.zeros(()), True, {"loss": (0.0, float(is_first))})
-        self.records.take(shard, nothing)
+        self.records.add(shard, nothing)
         finished = self.passes.collect(shard)
         if finished is not None:
             self.exchange.publish(*finished)
@@ -272,7 +273,7 @@ class StepEngine:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
 
         Return the means by name, and whether the step is done; if not, a worker was lost during the
-        update: call :meth:`BetweenSteps.go_back`. A NonFiniteLossError changes nothing.
+        update: call :meth:`BetweenSteps.roll_back`. A NonFiniteLossError changes nothing.
         """
         means, is_whole = self._sum()
         if not is_whole:
@@ -282,11 +283,11 @@ class StepEngine:
             self.passes.seed("update")  # a whole update may draw
         before = forbid(IN_AN_UPDATE)  # one worker may do it for all
         try:
-            for member in self._active:
+            for one in self._active:
                 if self.sums.are_skipped:
-                    pass_for_stepped(member.optimizer)
+                    pass_for_stepped(one.optimizer)
                 else:
-                    member.update.apply(self.sums.present)
+                    one.update.apply(self.sums.present)
         finally:
             forbid(before)
         return means, self._settle()
@@ -314,9 +315,9 @@ class StepEngine:
                 return means, False
             self._meet_fault("sums", step)
             sums.present = exchange.add_up(f"sums {sums.named}")
-            if len(self.members) > 1:
-                for member in self._active:
-                    member.check_reached(sums.present, step)
+            if len(self.optimizers) > 1:
+                for one in self._active:
+                    one.check_reached(sums.present, step)
             if weight is not None:
                 sums.divide(weight)
             verdict = UpdateVerdict.GO_ON
@@ -341,8 +342,8 @@ class StepEngine:
         self.timers.lap(Phase.WAITING)
         if not is_everybodys:
             return False
-        for member in self._active:
-            member.update.commit()
+        for one in self._active:
+            one.update.commit()
         self.passes.commit()
         if self.passes.scaling is not None:
             self.passes.scaling.update(is_skipped=self.sums.are_skipped)

@@ -93,7 +93,7 @@ class Records:
         self.pending.losses.clear()
         self.per_sample.clear()
 
-    def take(self, shard: int, loss: ShardLoss) -> None:
+    def add(self, shard: int, loss: ShardLoss) -> None:
         """Publish the record of a shard computed here; on an accelerator :meth:`send` does."""
         if loss.per_sample:
             self.per_sample[shard] = loss.per_sample

@@ -72,7 +72,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Member:
+class LoopOptimizer:
     """One of a run's optimizers in the steps of one loop."""
 
     name: str
@@ -111,13 +111,13 @@ class SlicedUpdate:
 
     def __init__(
         self,
-        member: Member,
+        owner: LoopOptimizer,
         pieces: Sequence[Piece],
         totals: Sequence[torch.Tensor],
         shared: PiecesOfState,
     ) -> None:
-        self._optimizer, self._parameters = member.optimizer, member.parameters
-        self._bare_step = bare_step(member.optimizer)
+        self._optimizer, self._parameters = owner.optimizer, owner.parameters
+        self._bare_step = bare_step(owner.optimizer)
         self._shared, self._keys = shared, shared.keys
         each = zip(pieces, totals, strict=True)
         own = [(piece, total) for piece, total in each if piece.index in self._parameters]
@@ -220,8 +220,8 @@ class WholeUpdate:
     The optimizer's state stays in the processes that update.
     """
 
-    def __init__(self, member: Member, exchange: Exchange) -> None:
-        self._optimizer, self._parameters = member.optimizer, member.parameters
+    def __init__(self, owner: LoopOptimizer, exchange: Exchange) -> None:
+        self._optimizer, self._parameters = owner.optimizer, owner.parameters
         self._exchange, self._acts = exchange, exchange.acts
 
     def apply(self, present: Sequence[bool]) -> None:
@@ -244,4 +244,4 @@ class WholeUpdate:
 
     def commit(self) -> None:
         """Load changes of fixed parameters that the update made on another worker."""
-        self._exchange.take_fixed()
+        self._exchange.load_fixed()

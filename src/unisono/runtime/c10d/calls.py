@@ -97,12 +97,7 @@ def all_to_all_call(outputs: _Vectors, inputs: _Vectors, num_ranks: int) -> byte
 
 
 def rooted_call(
-    kind: str,
-    vector: torch.Tensor,
-    at_root: _Vectors,
-    root: int,
-    rank: int,
-    names: Sequence[int],
+    kind: str, vector: torch.Tensor, at_root: _Vectors, root: int, rank: int, names: Sequence[int]
 ) -> bytes:
     """Describe a gather or a scatter: a vector on every rank, a list of vectors at the root."""
     check_rank("root", root, len(names))

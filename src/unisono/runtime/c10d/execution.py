@@ -143,7 +143,7 @@ class Execution:
             raise
         return True
 
-    def hear(self, call: Call) -> BaseException | None:
+    def take_failure(self, call: Call) -> BaseException | None:
         """Return a call's failure, which counts as reported then."""
         with self._lock:  # the helper may just have recorded another failure
             if self._unheard is call.error:
@@ -160,7 +160,7 @@ class Execution:
                     missing=(),
                     waited_s=timeout_s or 0.0,
                 )
-        if (error := self.hear(call)) is not None:
+        if (error := self.take_failure(call)) is not None:
             raise error
 
     def finish(self, timeout_s: float) -> None:
@@ -317,7 +317,7 @@ class GroupWork(Work):
 
     def exception(self) -> BaseException | None:
         """Return the first failure so far, which counts as reported then."""
-        return next(filter(None, map(self._execution.hear, self.calls)), None)
+        return next(filter(None, map(self._execution.take_failure, self.calls)), None)
 
     def result(self) -> list[Any]:
         """Return the tensors that the calls fill."""

@@ -159,13 +159,13 @@ class GroupMember:
         if sys.exc_info()[0] is None:  # otherwise the program is failing, and must not wait
             self.execution.finish(LATE_AT_MOST_S)
         self._meeting.leave()
-        self._let_go()
+        self._release()
 
     def abort(self) -> None:
         """Leave the group because this rank has failed; also ends waits of other threads."""
         self._meeting.give_up("the process group was aborted.")
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self.execution.close()
         self.board.close()

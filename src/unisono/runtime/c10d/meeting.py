@@ -34,8 +34,9 @@ from unisono.runtime.c10d.group_memory import (
 )
 from unisono.runtime.procfs import started_at
 from unisono.runtime.workers import meeting_point as futex
-from unisono.runtime.workers.context import ShownWait, context
+from unisono.runtime.workers.context import context
 from unisono.runtime.workers.meeting_point import COUNTER, Departure, MeetingPoint, add_and_wake
+from unisono.runtime.workers.shown_wait import ShownWait
 
 # A death explains more than a rank that has left, and that more than one that has given up.
 _TELLING = (Departure.DIED, Departure.FINISHED, Departure.FAILED)
@@ -50,7 +51,7 @@ class Meeting(MeetingPoint):
     ) -> None:
         is_told = context().supervisor.explains_waits  # the launcher reports long waits
         super().__init__(region.seats, rank, names, math.inf if is_told else None)
-        region.seats[rank].take(os.getpid(), started_at(os.getpid()) or 0)
+        region.seats[rank].register(os.getpid(), started_at(os.getpid()) or 0)
         self._region, self.num_ranks = region, len(names)
         self._lines = [region.layout.line(rank) for rank in range(self.num_ranks)]
         self.timeout_s = self._timeout_s = timeout_s
@@ -129,7 +130,7 @@ class Meeting(MeetingPoint):
                 rank=self.names[self.rank],
             )
 
-    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+    def find_departed(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
         """Return the ranks that have left; the process of a killed rank is checked."""
         self._check_usable()  # another thread may have aborted the group
         seats = [(rank, self._seats[rank]) for rank in missing]
@@ -160,7 +161,7 @@ class Meeting(MeetingPoint):
 
     def show(self, waited_s: float) -> None:
         """Report a long wait to the launcher."""
-        self._shown.look(waited_s, self.here)
+        self._shown.report_if_due(waited_s, self.here)
 
     def here(self) -> str:
         """Describe this rank's current call."""

@@ -41,8 +41,8 @@ from unisono.runtime.c10d.group_memory import (
 from unisono.runtime.c10d.meeting import Meeting
 from unisono.runtime.dtypes import dtype_name
 from unisono.runtime.workers import meeting_point as futex
-from unisono.runtime.workers.context import ShownWait
 from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S
+from unisono.runtime.workers.shown_wait import ShownWait
 
 _ENTRY = struct.Struct("<qqqq")
 _READ_FLAG_BYTES = 64
@@ -229,7 +229,7 @@ class Messages:
                 if waited_s < self._meeting.spin_s:
                     os.sched_yield()
                     continue
-                lost = self._meeting.look(others)
+                lost = self._meeting.find_departed(others)
                 if lost and len(lost) == len(others) and not is_done():
                     name, why = self._names[lost[0][0]], self._meeting.why(*lost[0])
                     raise PeerLostError(
@@ -242,7 +242,7 @@ class Messages:
                         missing=tuple(self._names[other] for other in others),
                         waited_s=waited_s,
                     )
-                shown.look(
+                shown.report_if_due(
                     waited_s, lambda: f"a call that waits for {self._named(others)} to {what}"
                 )
                 at_most_s = min(SLEEP_AT_MOST_S, timeout_s - waited_s)

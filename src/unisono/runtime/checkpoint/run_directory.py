@@ -237,7 +237,7 @@ class DirectoryLock:
 
     def __init__(self, fd: int, file_id: FileId) -> None:
         self.file_id = file_id
-        self.let_go = weakref.finalize(self, os.close, fd)
+        self.release = weakref.finalize(self, os.close, fd)
 
 
 @final
@@ -252,7 +252,7 @@ class DirectoryLocks:
         self._lock = threading.Lock()  # a checkpoint may be written during a worker's request
         self._held: dict[str, DirectoryLock] = {}
 
-    def hold(self, directory: Path) -> None:
+    def acquire(self, directory: Path) -> None:
         """Lock the folder that has this name now."""
         with self._lock:
             held = self._held.get(str(directory))
@@ -269,7 +269,7 @@ class DirectoryLocks:
                     f"without its earlier checkpoints."
                 )
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release all locks."""
         self._held.clear()
 
@@ -333,13 +333,13 @@ def _lock(fd: int, directory: Path) -> None:
             time.sleep(0.01)
 
 
-def _let_go_of_all() -> None:
+def _release_all() -> None:
     """Release the locks in a forked process: they belong to its parent."""
     global _making
     _making = threading.Lock()  # another thread may have held it
     for held in list(_locks.values()):
-        held.let_go()
+        held.release()
     _locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_of_all)
+os.register_at_fork(after_in_child=_release_all)

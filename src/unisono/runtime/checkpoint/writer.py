@@ -28,7 +28,7 @@ _CHANGED = "a snapshot must stay as it is until it is written, but has changed"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SlotToWrite:
     """A snapshot: where it is stored and where to write it."""
 
     places: Places  # in the memory that holds it
@@ -44,7 +44,7 @@ class Kept:
         memory[at : at + 1] = busy
 
 
-def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
+def newest_to_write(memory: mmap.mmap, loop: Mapping[str, Any]) -> SlotToWrite | None:
     """Return the newest complete snapshot of a loop, from its facts; None before step 1.
 
     Before the first step there is nothing to keep: a program that fails there is usually changed,
@@ -57,7 +57,7 @@ def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
     with memoryview(memory) as whole, whole[places.bounds(slot)] as view:
         facts = read_facts(view, places.blob_at)
     step = facts["position"]["step"]
-    return Kept(places, slot, step, loop["directory"], loop["keep"]) if step else None
+    return SlotToWrite(places, slot, step, loop["directory"], loop["keep"]) if step else None
 
 
 @final
@@ -91,7 +91,9 @@ class CheckpointWriter:
             for directory, step in self._missing.items()
         )
 
-    def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
+    def begin(
+        self, memory: mmap.mmap, kept: SlotToWrite, done: Callable[[], None] = lambda: None
+    ) -> None:
         """Start to write a snapshot, once the previous one is written.
 
         `memory` is the whole memory that holds `kept`; the thread calls `done`.
@@ -104,13 +106,13 @@ class CheckpointWriter:
         )
         self._thread.start()
 
-    def hold(self, directory: Path, remote: Mapping[str, Any] | None) -> None:
+    def lock(self, directory: Path, remote: Mapping[str, Any] | None) -> None:
         """Lock a directory, and start to copy it to and from a URL if it has one.
 
         `remote` is the configuration of ``remote_process.py``. Raises a CheckpointError if the
         directory is in use.
         """
-        self.locks.hold(directory)
+        self.locks.acquire(directory)
         if remote is not None:
             self._copied.add(str(directory))
             start_copying(str(directory), remote)
@@ -119,7 +121,7 @@ class CheckpointWriter:
         """Wait until nothing is being written or copied, then release the directories."""
         self.wait()
         finish_copying(self._copied, is_enough)
-        self.locks.let_go()
+        self.locks.release()
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -127,7 +129,9 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
 
-    def _write(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None], number: int) -> None:
+    def _write(
+        self, memory: mmap.mmap, kept: SlotToWrite, done: Callable[[], None], number: int
+    ) -> None:
         try:
             with memoryview(memory) as whole, whole[kept.places.bounds(kept.slot)] as slot:
                 trouble = self._attempt(memory, slot, kept, number)
@@ -147,12 +151,12 @@ class CheckpointWriter:
             kept.mark(memory, FREE)
             done()
 
-    def _attempt(self, memory: mmap.mmap, slot: memoryview, kept: Kept, number: int) -> str:
+    def _attempt(self, memory: mmap.mmap, slot: memoryview, kept: SlotToWrite, number: int) -> str:
         """Write a checkpoint unless the step has one; return what has failed, or nothing."""
         try:
             if self._is_full(number):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.locks.hold(Path(kept.directory))
+            self.locks.acquire(Path(kept.directory))
             store = RunDirectory(Path(kept.directory), kept.keep)
             if not store.has(kept.step):
                 mark = _mark(memory, kept)
@@ -169,13 +173,13 @@ class CheckpointWriter:
         return ""
 
 
-def _mark(memory: mmap.mmap, kept: Kept) -> bytes:
+def _mark(memory: mmap.mmap, kept: SlotToWrite) -> bytes:
     at = kept.places.mark_at(kept.slot)
     return memory[at : at + 8]
 
 
 def _checked_after(
-    chunks: Iterable[Data], mark: bytes, memory: mmap.mmap, kept: Kept
+    chunks: Iterable[Data], mark: bytes, memory: mmap.mmap, kept: SlotToWrite
 ) -> Iterator[Data]:
     """Yield the last file of a checkpoint, then check that the snapshot has not changed."""
     yield from chunks

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from unisono.runtime.hangs.stacks import folded
 from unisono.runtime.hangs.whereabouts import (
-    ProcessLook,
-    RankLook,
+    ProcessState,
+    RankState,
     Whereabouts,
     is_stuck,
     loader_part,
@@ -45,7 +45,7 @@ class Hang:
     missing: tuple[int, ...] = ()  # ranks that have ended
 
 
-def explain(looks: Sequence[RankLook], hang: Hang) -> str:
+def explain(looks: Sequence[RankState], hang: Hang) -> str:
     """Describe which rank delays which, and where; empty if no rank waits and no step runs."""
     here = {look.rank: whereabouts(look) for look in looks}
     waiting = [place for place in here.values() if place.name]
@@ -65,8 +65,8 @@ def explain(looks: Sequence[RankLook], hang: Hang) -> str:
 
 
 def _awaited(
-    late: list[RankLook], looks: Sequence[RankLook], waiting: Sequence[Whereabouts]
-) -> list[RankLook]:
+    late: list[RankState], looks: Sequence[RankState], waiting: Sequence[Whereabouts]
+) -> list[RankState]:
     """Drop ranks that no rank waits for: not in the membership, nor in a call's group."""
     if any(look.meeting for look in looks):
         return [look for look in late if look.is_behind] or late
@@ -76,7 +76,7 @@ def _awaited(
     return late
 
 
-def describe(looks: Sequence[RankLook], hang: Hang) -> str:
+def describe(looks: Sequence[RankState], hang: Hang) -> str:
     """Describe where each rank is, even if nothing is wrong."""
     lines = []
     for look in looks:
@@ -91,7 +91,7 @@ def describe(looks: Sequence[RankLook], hang: Hang) -> str:
     return "\n".join(lines)
 
 
-def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Hang) -> str:
+def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankState], hang: Hang) -> str:
     steps = [look.step for look in looks if look.step is not None]
     purposes = " ".join(look.meeting for look in looks)
     if any(place.name == IN_INIT for place in waiting):
@@ -111,7 +111,7 @@ def _opening(waiting: Sequence[Whereabouts], looks: Sequence[RankLook], hang: Ha
 
 
 def _late(
-    late: Sequence[RankLook], waiting: Sequence[Whereabouts], missing: Sequence[int]
+    late: Sequence[RankState], waiting: Sequence[Whereabouts], missing: Sequence[int]
 ) -> Iterator[str]:
     names = dict.fromkeys(place.name for place in waiting)
     goals = [name if name.startswith("the ") else f"`{name}`" for name in names]
@@ -137,7 +137,7 @@ def _sites(waiting: Sequence[Whereabouts]) -> str:
     return f", in {' and '.join(sites[:2])}" if sites else ""
 
 
-def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: Hang) -> str:
+def _mismatch(looks: Sequence[RankState], waiting: Sequence[Whereabouts], hang: Hang) -> str:
     groups: dict[str, list[int]] = {}
     for place in waiting:
         groups.setdefault(place.sight, []).append(place.rank)
@@ -157,7 +157,7 @@ def _mismatch(looks: Sequence[RankLook], waiting: Sequence[Whereabouts], hang: H
     return "\n".join([" ".join(sentences), *_details(looks, hang)])
 
 
-def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -> Iterator[str]:
+def _details(looks: Sequence[RankState], hang: Hang, *, is_titled: bool = True) -> Iterator[str]:
     for look in looks[:_STACKS_AT_MOST]:
         indent = "    " if is_titled else "  "
         if is_titled and look.process.stack:
@@ -171,7 +171,7 @@ def _details(looks: Sequence[RankLook], hang: Hang, *, is_titled: bool = True) -
                 yield f"{indent}  {line}"
 
 
-def _child(child: ProcessLook) -> str:
+def _child(child: ProcessState) -> str:
     if loader_part(child.stack) is None:
         does = place_in_words(child) if child.stack else "runs"
         return f"child process {child.pid} ({child.command}) {does}"

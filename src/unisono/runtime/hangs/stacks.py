@@ -106,7 +106,7 @@ def _within_program(stack: Stack) -> Stack:
     return stack
 
 
-def own_place(stack: Stack) -> Frame | None:
+def user_frame(stack: Stack) -> Frame | None:
     """Return the user's innermost frame, or else the most informative one; None without frames."""
     for owners in ((Owner.USER,), (Owner.LIBRARY,), tuple(Owner)):
         for frame in stack:
@@ -232,7 +232,7 @@ def _reason(said: str) -> str:
 _PR_SET_PTRACER = 0x59616D61
 
 
-def let_launcher_look(server_pid: int) -> None:
+def allow_launcher_to_inspect(server_pid: int) -> None:
     """Permit the launcher, `server_pid`'s parent, to read this process and its forks."""
     if (server := read_stat(server_pid)) is not None:
         allow = partial(ctypes.CDLL(None).prctl, _PR_SET_PTRACER, server.parent, 0, 0, 0)

@@ -15,12 +15,8 @@ from dataclasses import dataclass, field
 
 from unisono.runtime import procfs
 from unisono.runtime.hangs.explanation import Hang, describe, explain
-from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
-from unisono.runtime.workers.control_block import (
-    MEMORY_NAME,
-    ControlBlock,
-    control_block_bytes,
-)
+from unisono.runtime.hangs.whereabouts import RankNotes, inspect_ranks, notes_of
+from unisono.runtime.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
@@ -46,7 +42,7 @@ def where(pid: int, folder: str = "") -> str:
             f"run's folder, as the user who started it, or as root."
         ) from None
     job = find_job(pid)
-    looks = look_at_ranks(job.pids, job.notes)
+    looks = inspect_ranks(job.pids, job.notes)
     hang = Hang(folder=folder, missing=job.ended)
     summary = explain(looks, hang).partition("\n")[0]
     return "\n".join(part for part in (summary, describe(looks, hang)) if part)
@@ -105,7 +101,7 @@ def _of_control(control: ControlBlock) -> FoundJob:
 
 def _ranks_by_environment(pids: Sequence[int]) -> dict[int, int]:
     """Return processes by the rank that torchrun and others have set; the first of each rank."""
-    ranks = {pid: _rank_of(pid) for pid in pids if procfs.look_at(pid).letter}
+    ranks = {pid: _rank_of(pid) for pid in pids if procfs.inspect_process(pid).letter}
     return {rank: pid for pid, rank in reversed(ranks.items()) if rank is not None}
 
 

@@ -24,15 +24,15 @@ from unisono.runtime.hangs.stacks import (
     Owner,
     Sample,
     Stack,
-    own_place,
     sample,
     sample_in,
+    user_frame,
 )
 from unisono.runtime.procfs import (
     ProcessStat,
     children,
     command_of,
-    look_at,
+    inspect_process,
     thread_time_ns,
 )
 from unisono.runtime.workers.control_block import ControlBlock
@@ -49,7 +49,7 @@ _NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of a step, or of one of it
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessLook:
+class ProcessState:
     """The result of inspecting a process."""
 
     pid: int  # the process
@@ -78,12 +78,12 @@ class RankNotes:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLook(RankNotes):
+class RankState(RankNotes):
     """The result of inspecting a rank."""
 
     rank: int  # which one
-    process: ProcessLook  # its process
-    children: tuple[ProcessLook, ...] = ()  # its child processes
+    process: ProcessState  # its process
+    children: tuple[ProcessState, ...] = ()  # its child processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class Whereabouts:
         return f"{what} ({self.site.words})" if self.site else what
 
 
-def whereabouts(look: RankLook) -> Whereabouts:
+def whereabouts(look: RankState) -> Whereabouts:
     """Return where a rank is."""
-    stack, site = look.process.stack, own_place(look.process.stack)
+    stack, site = look.process.stack, user_frame(look.process.stack)
     here = Whereabouts(look.rank, site=site)
     if look.process.kernel.is_stopped:
         return here
@@ -171,7 +171,7 @@ def meeting_in_words(purpose: str) -> str:
     return known.get(kind, purpose) if kind != purpose else purpose
 
 
-def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -> str:
+def place_in_words(process: ProcessState, children: Sequence[ProcessState] = ()) -> str:
     """Describe where a process is and what it does: ``is in `f`, a.py:1 (loading sample 3)``."""
     if not process.kernel.letter:
         return "has ended"
@@ -181,13 +181,13 @@ def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -
     if busy and _waits_for_loader(process.stack) and not process.kernel.is_stopped:
         loaders = " and ".join(f"{child.pid}, which {place_in_words(child)}" for child in busy[:2])
         return f"waits for its loader process {loaders}"
-    site = own_place(process.stack)
+    site = user_frame(process.stack)
     where = "is in code that cannot be seen" if site is None else f"is in {site.words}"
     remarks = "; ".join(_remarks(process))
     return f"{where} ({remarks})" if remarks else where
 
 
-def _remarks(process: ProcessLook) -> Iterator[str]:
+def _remarks(process: ProcessState) -> Iterator[str]:
     if number := sample_in(process.stack):
         yield f"loading sample{'s' * (',' in number)} {number}"
     kernel = process.kernel
@@ -225,7 +225,7 @@ def loader_part(stack: Stack) -> Stack | None:
     return None
 
 
-def is_stuck(process: ProcessLook) -> bool:
+def is_stuck(process: ProcessState) -> bool:
     """Return whether a process is a loader at work, not one that waits for work."""
     own = loader_part(process.stack)
     if own is None:
@@ -237,12 +237,12 @@ _COMPUTES_ABOVE = 0.3  # of the time between two measurements
 _CHILDREN_AT_MOST = 8
 
 
-def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
+def inspect_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankState]:
     """Inspect each rank, given its process and its notes on the control block."""
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
-    seen = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
+    seen = _inspect_processes({*pids.values(), *(c for some in below.values() for c in some)})
     return [
-        RankLook(
+        RankState(
             rank,
             seen[pid],
             tuple(seen[child] for child in below[rank]),
@@ -252,18 +252,18 @@ def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> li
     ]
 
 
-def _look_at_processes(pids: Collection[int]) -> dict[int, ProcessLook]:
+def _inspect_processes(pids: Collection[int]) -> dict[int, ProcessState]:
     before = {pid: thread_time_ns(pid) for pid in pids}
     began_s = time.monotonic()
     samples = sample(pids)
     busy_ns = _COMPUTES_ABOVE * 1e9 * (time.monotonic() - began_s)
     found = {}
     for pid, seen in samples.items():
-        kernel = look_at(pid)
+        kernel = inspect_process(pid)
         # A process that has run may be between two waits when it is inspected.
         computes = kernel.computes or thread_time_ns(pid) - before[pid] > busy_ns
         source = linecache.getline(seen.stack[0].file, seen.stack[0].line) if seen.stack else ""
-        found[pid] = ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
+        found[pid] = ProcessState(pid, command_of(pid), seen, kernel, computes, source)
     return found
 
 

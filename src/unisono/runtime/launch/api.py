@@ -28,12 +28,7 @@ from unisono.runtime.launch.report import exit_status, failure_message, interrup
 from unisono.runtime.launch.supervise import JobResult, supervise
 from unisono.runtime.notices import say
 from unisono.runtime.procfs import adopt_orphans, kill_below
-from unisono.runtime.signals import (
-    ENDING_SIGNALS,
-    interruption,
-    interrupts,
-    signals_as_bytes,
-)
+from unisono.runtime.signals import ENDING_SIGNALS, interruption, interrupts, signals_as_bytes
 from unisono.runtime.timeouts import STALL, check_seconds
 from unisono.runtime.whole import check_whole
 from unisono.runtime.workers.supervisor import PID_VARIABLE, is_worker

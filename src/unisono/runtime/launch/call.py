@@ -108,7 +108,7 @@ def sources_without_files() -> dict[str, list[str]]:
     }
 
 
-def know_sources(sources: dict[str, list[str]]) -> None:
+def register_sources(sources: dict[str, list[str]]) -> None:
     """Register source lines for tracebacks and :mod:`inspect`, in a worker."""
     for name, lines in sources.items():
         # Without a modification time, linecache never compares it with a file.

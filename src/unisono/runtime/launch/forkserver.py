@@ -40,7 +40,7 @@ from unisono.runtime.notices import say
 from unisono.runtime.procfs import adopt_orphans, die_with, kill_below, thread_has_ended
 from unisono.runtime.signals import ENDING_SIGNALS, signals_held_back
 from unisono.runtime.workers import launcher_messages as messages
-from unisono.runtime.workers.launcher_messages import Channel
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.supervisor import PID_VARIABLE
 from unisono.runtime.world import per_process
 
@@ -295,7 +295,7 @@ class _Server:
             finally:
                 os._exit(70)
         self._rank_of_pid[pid] = wanted.rank
-        self._tell(messages.Forked(wanted.rank, pid))
+        self._send(messages.Forked(wanted.rank, pid))
         for fd in wanted.fds:
             os.close(fd)
 
@@ -320,9 +320,9 @@ class _Server:
                     exit_code = os.waitstatus_to_exitcode(status)
                     if exit_code:  # its replacement may need what they hold
                         kill_below(os.getpid(), started_by={PID_VARIABLE: str(pid)})
-                    self._tell(messages.WorkerExited(rank, exit_code))
+                    self._send(messages.WorkerExited(rank, exit_code))
 
-    def _tell(self, message: messages.FromServer) -> None:
+    def _send(self, message: messages.FromServer) -> None:
         try:
             self._channel.send(message)
         except ConnectionError:

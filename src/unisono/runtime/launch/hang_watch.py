@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import final
 
 from unisono.runtime.hangs.explanation import Hang, explain
-from unisono.runtime.hangs.whereabouts import RankNotes, look_at_ranks, notes_of
+from unisono.runtime.hangs.whereabouts import RankNotes, inspect_ranks, notes_of
 from unisono.runtime.notices import listed
 from unisono.runtime.procfs import thread_time_ns
 from unisono.runtime.workers.control_block import ControlBlock
@@ -47,7 +47,7 @@ class Scene:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Observation:
     """The last observation of a rank: what it does, and since when."""
 
     mark: tuple[object, ...]
@@ -70,7 +70,7 @@ class HangWatch:
 
     def __init__(self, control: ControlBlock, folder: str, say: Callable[[str], None]) -> None:
         self._control, self._folder, self._say = control, folder, say
-        self._seen: dict[int, _Seen] = {}
+        self._observations: dict[int, _Observation] = {}
         # The seconds that recent steps took, and recent pauses of ranks without processor time.
         self._steps, self._quiets = (deque[float](maxlen=_REMEMBERED) for _ in range(2))
         self._step: tuple[int, float] | None = None
@@ -82,10 +82,10 @@ class HangWatch:
 
     @property
     def due_s(self) -> float:
-        """When to call :meth:`look` next, as a ``time.monotonic`` value."""
+        """When to call :meth:`poll` next, as a ``time.monotonic`` value."""
         return self._looked_at_s + (_WHILE_LOOKING_S if self._answer else LOOK_EVERY_S)
 
-    def look(self, scene: Scene) -> None:
+    def poll(self, scene: Scene) -> None:
         """Check the workers if it is time, and report long waits. Never raises."""
         now_s = time.monotonic()
         if now_s < self.due_s or self._has_failed:
@@ -105,7 +105,7 @@ class HangWatch:
         slept_s = now_s - self._looked_at_s - LOOK_EVERY_S
         self._looked_at_s = now_s
         if slept_s > LOOK_EVERY_S:
-            self._seen.clear()  # the launcher itself was paused, and perhaps the machine
+            self._observations.clear()  # the launcher itself was paused, and perhaps the machine
             self._step = None
         notes = notes_of(self._control, [r for r in scene.members if r in scene.pids])
         self._note_step(notes, now_s)
@@ -139,19 +139,19 @@ class HangWatch:
             self._step = begun, now_s
 
     def _longest(self, scene: Scene, notes: Mapping[int, RankNotes], now_s: float) -> _Wait | None:
-        self._seen = {
+        self._observations = {
             rank: self._see(rank, pid, notes.get(rank), now_s) for rank, pid in scene.pids.items()
         }
-        if not self._seen:
+        if not self._observations:
             return None
-        told = [seen for seen in self._seen.values() if seen.mark[0]]
+        told = [seen for seen in self._observations.values() if seen.mark[0]]
         if told:
             first = min(told, key=lambda seen: seen.since_s)
             usual_s = statistics.median(self._steps) if self._steps else None
             return _Wait(first.mark, now_s - first.since_s, long_s(self._steps), usual_s)
         if any(one.step is not None for one in notes.values()):
             return self._slow_step(now_s)
-        quiet_since_s = min(seen.quiet_since_s for seen in self._seen.values())
+        quiet_since_s = min(seen.quiet_since_s for seen in self._observations.values())
         return _Wait(("quiet", quiet_since_s), now_s - quiet_since_s, long_s(self._quiets), None)
 
     def _slow_step(self, now_s: float) -> _Wait | None:
@@ -160,20 +160,22 @@ class HangWatch:
             return None
         step, since_s = self._step
         if not self._steps:
-            since_s = max(since_s, *(seen.quiet_since_s for seen in self._seen.values()))
+            since_s = max(since_s, *(seen.quiet_since_s for seen in self._observations.values()))
         usual_s = statistics.median(self._steps) if self._steps else None
         return _Wait(("step", step), now_s - since_s, long_s(self._steps), usual_s)
 
-    def _see(self, rank: int, pid: int, notes: RankNotes | None, now_s: float) -> _Seen:
+    def _see(self, rank: int, pid: int, notes: RankNotes | None, now_s: float) -> _Observation:
         line = self._control.lines[rank]
         told = (notes and (notes.shown_wait or notes.meeting)) or ""
         mark = (told, pid, line.arrivals, line.begun, self._control.wait_of(rank)[0])
         ran_ns = thread_time_ns(pid)
-        seen = self._seen.get(rank)
+        seen = self._observations.get(rank)
         if seen is None or seen.mark != mark:
             late_s = _SHOWN_AFTER_S if notes and notes.shown_wait else 0.0
             quiet_since_s = now_s if seen is None or seen.mark[1] != pid else seen.quiet_since_s
-            seen = _Seen(mark, now_s - late_s, seen.ran_ns if seen else ran_ns, quiet_since_s)
+            seen = _Observation(
+                mark, now_s - late_s, seen.ran_ns if seen else ran_ns, quiet_since_s
+            )
         if ran_ns - seen.ran_ns > _QUIET_BELOW * LOOK_EVERY_S * 1e9:
             quiet_s = now_s - seen.quiet_since_s - 2 * LOOK_EVERY_S
             self._quiets.append(max(0.0, quiet_s))
@@ -194,7 +196,7 @@ class _Answer(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.text = explain(look_at_ranks(self._scene.pids, self._notes), self._hang)
+            self.text = explain(inspect_ranks(self._scene.pids, self._notes), self._hang)
         except Exception as error:  # an explanation must not end a run
             ranks = listed("rank", sorted(self._scene.pids), " and ")
             self.text = f"where {ranks} wait cannot be seen: {type(error).__name__}: {error}"

@@ -100,19 +100,9 @@ _THREAD_VARIABLES = (
     "UNISONO_THREADS",
 )
 # Set by an outer launcher, they would be wrong for these workers.
-_NOT_TRUE_HERE = (
-    "TORCHELASTIC_",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
-    "MASTER_PORT",
-)
+_NOT_TRUE_HERE = ("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT")
 # Interfaces of gloo, tensorpipe and NCCL; without them they listen where other hosts can connect.
-_LOOPBACK_ONLY = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "TP_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "=lo",
-}
+_LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 
 
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:

@@ -1,24 +1,17 @@
-"""Serves ``init_process_group`` from the launcher's store, and frees groups without deadlock.
+"""Serves ``init_process_group`` from the launcher's store.
 
 With ``env://``, ``tcp://`` and an address of this host, or ``file://``, ranks rendezvous in the
 unnamed file that the launcher holds. Nothing listens, so jobs with the same port do not collide, a
 program may create groups at the same address one after the other, and a rank that will never join
 is reported at once. Invariant: only if all ranks can be workers of this job. torch serves all
 others: processes that a worker starts, groups with more ranks than workers, another host's address.
-
-After ``destroy_process_group()`` a DDP model's reducer may hold the group's last reference. It
-frees the group while it holds the GIL, and gloo then waits for a thread that may wait for the GIL
-(torch 2.13). A group whose last reference is Python's is freed without the GIL, so one reference is
-kept until the reducer and its logger are gone.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import socket
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,11 +21,12 @@ from urllib.parse import parse_qsl, urlparse
 
 from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.launch.job import ADDRESS
-from unisono.runtime.workers.context import ShownWait, context
+from unisono.runtime.workers.context import context
 from unisono.runtime.workers.gathering import Gathering
 from unisono.runtime.workers.launcher_messages import IN_INIT, MakesGroup
 from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.rendezvous import prefixed
+from unisono.runtime.workers.shown_wait import ShownWait
 from unisono.runtime.workers.supervisor import LauncherLink
 
 if TYPE_CHECKING:
@@ -102,7 +96,7 @@ def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
     ) -> Iterator[tuple[Any, int, int]]:
         link, wanted = context().launcher, None
         if link is not None and link.ranks_of_host:
-            link.tell(MakesGroup())
+            link.notify(MakesGroup())
         elif link is not None:
             wanted = group_request(url, os.environ)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
@@ -133,7 +127,7 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
 
     def look(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
         """Raise if the group can never be complete."""
-        shown.look(waited_s, lambda: IN_INIT)
+        shown.report_if_due(waited_s, lambda: IN_INIT)
         check_sizes(heard)
         workers = {worker for worker, _ in heard.values()}
         ended = {one for one in everybody if link.control.departure(one) in _ENDED}
@@ -146,12 +140,12 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
             )
 
     if wanted.world_size > 1:
-        link.tell(MakesGroup())
+        link.notify(MakesGroup())
     gathering = Gathering(
         *(store, wanted.rank, wanted.world_size),
         where=where,
         timeout_s=timeout_s,
-        look=look,
+        check=look,
         advice="look at what the other workers do; every rank must call it.",
         speaks=False,
     )
@@ -159,28 +153,3 @@ def _gathered(link: LauncherLink, wanted: GroupRequest, timeout_s: float) -> Sto
         came = gathering.gather("worker", [me, wanted.world_size])
     check_sizes(dict(enumerate(came)))
     return prefixed("group", store)
-
-
-def free_group_last(model: Any) -> None:
-    """Keep a DDP model's group until its reducer is freed."""
-    for holder in (model.reducer, model.logger):
-        weakref.finalize(holder, _let_go, model.process_group).atexit = False
-
-
-def free_groups_of_torchs_ddp_last() -> None:
-    """Call :func:`free_group_last` for each of torch's DDP models that this process creates."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    ddp: Any = DistributedDataParallel
-    make_reducer = ddp._ddp_init_helper
-
-    @functools.wraps(make_reducer)
-    def make_reducer_and_keep_group(self: Any, *args: Any, **kwargs: Any) -> None:
-        make_reducer(self, *args, **kwargs)
-        free_group_last(self)
-
-    ddp._ddp_init_helper = make_reducer_and_keep_group
-
-
-def _let_go(group: object) -> None:
-    """Drop a reference when this call returns."""

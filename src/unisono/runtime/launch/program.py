@@ -16,7 +16,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from unisono.runtime.launch.call import know_sources, pack_result, set_modes, start_generators
+from unisono.runtime.launch.call import pack_result, register_sources, set_modes, start_generators
 from unisono.runtime.launch.job import FUNCTION, MODULE, Job
 
 
@@ -62,7 +62,7 @@ def _call_function(job: Job) -> bytes:
     sys.argv = list(job.argv)
     main = _fresh_main()
     call: dict[str, Any] = load(job.payload, job.buffers)
-    know_sources(call["sources"])
+    register_sources(call["sources"])
     _know_by_name(main.__dict__, call["of_main"])
     start_generators(call["states"], job.seed)
     set_modes(call["modes"])

@@ -25,7 +25,6 @@ from unisono.runtime.workers.launcher_messages import (
     Continue,
     Live,
     LoopBegan,
-    Membership,
     NoRecovery,
     Passed,
     Ready,
@@ -35,6 +34,7 @@ from unisono.runtime.workers.launcher_messages import (
     ToWorker,
 )
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 
 PERIOD_S = 60.0
 RESTARTS = 3
@@ -114,7 +114,7 @@ def stop_wanted(state: RecoveryState) -> RecoveryDecision:
     return _settled(replace(state, is_ending=True))
 
 
-def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
+def received(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
     """Handle a message from a worker."""
     match message:
         case Ready():
@@ -126,7 +126,7 @@ def said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecisi
         case Stopped():
             return _settled(replace(state, stopped={**state.stopped, rank: message}))
         case CatchUp():
-            return _asked(state, rank, message)
+            return _requested(state, rank, message)
         case ReplicatedResult():
             return _came(state, message)
         case LoopBegan(index):
@@ -177,7 +177,7 @@ def _without(state: RecoveryState, rank: int) -> RecoveryState:
     )
 
 
-def _asked(state: RecoveryState, rank: int, asked: CatchUp) -> RecoveryDecision:
+def _requested(state: RecoveryState, rank: int, asked: CatchUp) -> RecoveryDecision:
     if asked.index < len(state.history):
         return RecoveryDecision(state, (_answer(rank, asked, state.history[asked.index]),))
     is_loop = state.loop is not None and asked.index == state.loop.index
@@ -216,10 +216,10 @@ def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> Recovery
     if membership is None and state.asking:
         # The first worker that has caught up; the others will join it.
         first = min(state.asking)
-        state, more = _let_go_on(state, (), (first,), leader=first)
+        state, more = _form_membership(state, (), (first,), leader=first)
         actions = (*actions, *more)
     elif membership is not None and all(rank in state.stopped for rank in membership.ranks):
-        state, more = _go_on(state, membership)
+        state, more = _resume(state, membership)
         actions = (*actions, *more)
     is_awaited = bool(state.asking) and state.is_ready
     is_wished = state.loop is not None and (state.is_ending or is_awaited)
@@ -236,13 +236,13 @@ def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
     actions: tuple[Action, ...] = ()
     ranks = state.stopped.keys() | state.asking.keys()
     if ranks and len(ranks | state.gone) == state.world_size:
-        state, actions = _let_go_on(state, state.stopped, state.asking, leader=min(ranks))
+        state, actions = _form_membership(state, state.stopped, state.asking, leader=min(ranks))
     if state.is_ending and not state.is_wished:
         return replace(state, is_wished=True), (*actions, Wish(value=True))
     return state, actions
 
 
-def _go_on(
+def _resume(
     state: RecoveryState, membership: Membership
 ) -> tuple[RecoveryState, tuple[Action, ...]]:
     stop = state.stopped[membership.ranks[0]]
@@ -253,10 +253,10 @@ def _go_on(
         stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
     )
     joining = state.asking if may_join else ()
-    return _let_go_on(state, membership.ranks, joining, leader=membership.leader, stop=stop)
+    return _form_membership(state, membership.ranks, joining, leader=membership.leader, stop=stop)
 
 
-def _let_go_on(
+def _form_membership(
     state: RecoveryState,
     waiting: Collection[int],
     joining: Collection[int],

@@ -17,7 +17,7 @@ from typing import Any, Protocol, final
 
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.slots import Places
-from unisono.runtime.checkpoint.writer import CheckpointWriter, Kept, newest_kept
+from unisono.runtime.checkpoint.writer import CheckpointWriter, SlotToWrite, newest_to_write
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.memories import SharedMemories
 from unisono.runtime.launch.report import joined_message, loss_message
@@ -31,7 +31,7 @@ _ENDED_LOOPS_AT_MOST = 8
 _ENDED_PARTS_OF_MEMORY = 8
 
 
-class Staff(Protocol):
+class JobControl(Protocol):
     """What the request handler needs from the supervision loop."""
 
     def send(self, rank: int, message: messages.ToWorker) -> None:
@@ -51,23 +51,23 @@ class RequestHandler:
     def __init__(
         self,
         control: ControlBlock,
-        staff: Staff,
+        job: JobControl,
         state: recovery.RecoveryState,
         writer: CheckpointWriter,
         wake: Callable[[], None],
     ) -> None:
         self.state = state
         self._control = control
-        self._staff = staff
+        self._job = job
         self._writer, self.is_saved = writer, True
         self._wake = wake
         self._memories = SharedMemories()
         # With the worker to answer, and whether only once it is written; the first is in progress.
-        self._to_write: list[tuple[Kept, int | None, bool]] = []
+        self._to_write: list[tuple[SlotToWrite, int | None, bool]] = []
         self._is_writing = False
         self._begun: set[int] = set()
         self._is_ending = False
-        self._has_stood_down = False
+        self._has_stopped_recovery = False
 
     @property
     def waiting(self) -> set[int]:
@@ -75,30 +75,30 @@ class RequestHandler:
         kept = {rank for _, rank, _ in self._to_write if rank is not None}
         return kept | self.state.stopped.keys() | self.state.asking.keys()
 
-    def hear(self, rank: int, message: messages.FromWorker) -> None:
+    def handle(self, rank: int, message: messages.FromWorker) -> None:
         """Handle a worker's message."""
         match message:
             case messages.MemoryRequest(key, num_bytes):
-                self._staff.send(rank, self._memory(rank, key, num_bytes))
+                self._job.send(rank, self._memory(rank, key, num_bytes))
             case messages.MemoryReleased(key):
                 self._memories.release(rank, key)
                 self._tidy_memories()
             case messages.Begun():
                 self._begun.add(rank)
             case messages.LockRequest(directory, remote):
-                self._staff.send(rank, self._locked(Path(directory), remote))
+                self._job.send(rank, self._locked(Path(directory), remote))
             case messages.WriteRequest(kept, wait):
                 self._to_write.append((kept, rank, wait))
                 self._write_next()
             case _ if isinstance(message, recovery.OfRecovery):
-                self._take(recovery.said(self.state, rank, message))
+                self._apply(recovery.received(self.state, rank, message))
 
     def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
         """Handle the loss of a worker, described by `how`; return why it ends the job, or ""."""
         before = self.state
         step = self._control.lines[rank].step
         self._memories.forget(rank)
-        self._let_go(rank)
+        self._detach(rank)
         in_short = f"worker {rank} {how}".partition(" (")[0]
         had_begun = rank in self._begun
         self._begun.discard(rank)
@@ -110,12 +110,12 @@ class RequestHandler:
         self._do(decision)
         return ""
 
-    def gone(self, rank: int) -> None:
+    def mark_gone(self, rank: int) -> None:
         """Record that a worker takes no further part in what the others do."""
-        self._let_go(rank)
-        self._take(recovery.gone(self.state, rank))
+        self._detach(rank)
+        self._apply(recovery.gone(self.state, rank))
 
-    def want_stop(self, signum: int) -> bool:
+    def request_stop(self, signum: int) -> bool:
         """Request the end of the job after the current step; False if nothing would be stored."""
         if self.state.can_stop_later:
             say(f"{BETWEEN}; {ONCE_MORE}")
@@ -127,7 +127,7 @@ class RequestHandler:
             return False
         # Before the wish that it explains.
         self._control.head.end = signum
-        self._take(recovery.stop_wanted(self.state))
+        self._apply(recovery.stop_wanted(self.state))
         return True
 
     def written(self) -> None:
@@ -137,9 +137,9 @@ class RequestHandler:
             self._answer_writer(self._to_write.pop(0)[1])
         self._write_next()
         if self._is_ending and not self._is_writing:
-            self._staff.end()
+            self._job.end()
 
-    def keep_last(self) -> None:
+    def write_last(self) -> None:
         """Write the newest snapshot if the run has a directory, and wait until it is written."""
         self._writer.wait()
         kept = self._newest_snapshot()
@@ -149,7 +149,7 @@ class RequestHandler:
         self._writer.begin(mapping, kept)
         self._writer.wait()
 
-    def keep_meanwhile(self) -> None:
+    def write_meanwhile(self) -> None:
         """Write the newest snapshot while an ending job finishes its step, unless it is written.
 
         The sender of the signal may kill the job before that step ends. Until then no older
@@ -158,7 +158,7 @@ class RequestHandler:
         kept = None
         with contextlib.suppress(ValueError):  # a new snapshot is overwriting it
             kept = self._newest_snapshot()
-        is_over = self._is_ending or self._has_stood_down
+        is_over = self._is_ending or self._has_stopped_recovery
         if kept is not None and not is_over and self._may_write(kept):
             self._to_write.append((replace(kept, keep=kept.keep + 1), None, False))
             self._write_next()
@@ -174,12 +174,12 @@ class RequestHandler:
         self._memories.close()
         self._writer.close(is_enough)
 
-    def stand_down(self) -> None:
+    def stop_recovery(self) -> None:
         """Ignore further joins and continuations: the job ends."""
-        self._has_stood_down = True
+        self._has_stopped_recovery = True
 
-    def _take(self, decision: recovery.RecoveryDecision) -> None:
-        if not self._has_stood_down:
+    def _apply(self, decision: recovery.RecoveryDecision) -> None:
+        if not self._has_stopped_recovery:
             self._do(decision)
 
     def _do(self, decision: recovery.RecoveryDecision) -> None:
@@ -190,15 +190,15 @@ class RequestHandler:
     def _act(self, action: recovery.Action) -> None:
         match action:
             case recovery.Seat(rank, arrivals):
-                self._control.come_back(rank, arrivals)
+                self._control.mark_replaced(rank, arrivals)
             case recovery.MarkDeparture(rank, how):
                 self._control.leave(rank, how)
             case recovery.Spawn(rank):
-                self._staff.spawn(rank)
+                self._job.spawn(rank)
             case recovery.Answer(rank, message):
                 if isinstance(message, messages.Live) and message.loop is not None:
                     message = replace(message, snapshot=self._number_of_snapshot(message.loop))
-                self._staff.send(rank, message)
+                self._job.send(rank, message)
             case recovery.Wish(value):
                 self._control.head.wish = value
             case recovery.Joined(ranks):
@@ -211,9 +211,9 @@ class RequestHandler:
                     self._to_write.append((kept, None, False))
                     self._write_next()
                 if not self._is_writing:
-                    self._staff.end()
+                    self._job.end()
 
-    def _let_go(self, rank: int) -> None:
+    def _detach(self, rank: int) -> None:
         """Stop answering a worker; still write the snapshots that it requested."""
         self._to_write = [
             (kept, None if asker == rank else asker, waits) for kept, asker, waits in self._to_write
@@ -221,7 +221,7 @@ class RequestHandler:
 
     def _locked(self, directory: Path, remote: Mapping[str, Any] | None) -> messages.ToWorker:
         try:
-            self._writer.hold(directory, remote)
+            self._writer.lock(directory, remote)
         except (CheckpointError, OSError) as error:
             return messages.Refused(str(error), CheckpointError)
         return messages.Acknowledged()
@@ -251,21 +251,21 @@ class RequestHandler:
 
     def _answer_writer(self, rank: int | None) -> None:
         if rank is not None:
-            self._staff.send(rank, messages.Acknowledged())
+            self._job.send(rank, messages.Acknowledged())
 
-    def _newest_snapshot(self) -> Kept | None:
+    def _newest_snapshot(self) -> SlotToWrite | None:
         loop = self.state.loop.facts if self.state.loop is not None else None
         if loop is None and self.state.history:
             loop = self.state.history[-1].loop
         if loop is None or not loop.get("directory"):
             return None
         mapping = self._memories.mapping(loop["key"])
-        return None if mapping is None else newest_kept(mapping, loop)
+        return None if mapping is None else newest_to_write(mapping, loop)
 
-    def _may_write(self, kept: Kept) -> bool:
+    def _may_write(self, kept: SlotToWrite) -> bool:
         try:
             if self.state.first_rank is not None:
-                self._writer.locks.hold(Path(kept.directory))
+                self._writer.locks.acquire(Path(kept.directory))
         except CheckpointError:  # another host has locked it, and writes
             return False
         return True

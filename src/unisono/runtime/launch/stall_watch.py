@@ -27,7 +27,7 @@ from typing import NamedTuple, final
 from unisono.runtime.hangs.whereabouts import RankNotes, notes_of
 from unisono.runtime.procfs import read_stat, read_text, thread_times
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.launcher_messages import Membership
+from unisono.runtime.workers.membership import Membership
 
 # gloo's thread wakes a hundred times a second even without traffic.
 _IDLE_THREADS = ("gloo_tcp_loop",)
@@ -53,10 +53,10 @@ class StallWatch:
 
     @property
     def due_s(self) -> float:
-        """When to call :meth:`look` next, as a ``time.monotonic`` value."""
+        """When to call :meth:`poll` next, as a ``time.monotonic`` value."""
         return self._looked_at_s + LOOK_EVERY_S
 
-    def look(
+    def poll(
         self,
         pids: Mapping[int, int],
         membership: Membership | None,
@@ -78,7 +78,7 @@ class StallWatch:
             rank: self._observe(rank, pids[rank], notes.get(rank, RankNotes())) for rank in pids
         }
         seen = {rank: look for rank, look in looks.items() if look is not None}
-        self._seen = look(self._seen, seen, passed_s, are_grouped=are_grouped)
+        self._seen = compare(self._seen, seen, passed_s, are_grouped=are_grouped)
         self._looked_at_s = now_s
         late = [rank for rank, one in self._seen.items() if one.quiet_s >= self._timeout_s]
         to_blame = [rank for rank in late if self._seen[rank].is_stopped or not are_grouped]
@@ -177,7 +177,7 @@ class Observation:
 Observations = Mapping[int, Observation]
 
 
-def look(
+def compare(
     before: Observations, seen: Observations, passed_s: float, *, are_grouped: bool = False
 ) -> dict[int, Observation]:
     """Compare each worker with its last observation, and compute how long it has been quiet.

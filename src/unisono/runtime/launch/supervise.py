@@ -36,9 +36,10 @@ from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
 from unisono.runtime.signals import AGENT_ENDED, NOTICES, ONE_SIGNAL_S, Signals
 from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import MEMORY_NAME
-from unisono.runtime.workers.launcher_messages import Channel, Membership
+from unisono.runtime.workers.membership import Membership
 
 # A longer step may be cut off: Open MPI kills a job 2 s after a notice, most others after 30 s.
 _KEEPS_AFTER_S = 1.0
@@ -161,7 +162,7 @@ class _Supervision:
         self._start_next()
         while not self.state.over:
             timed = (self.state, self._watch, self._outputs)
-            due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s, self._keeps_at_s)
+            due_s = min(*(one.due_s for one in timed), self._poll_hangs_s, self._keeps_at_s)
             ready = self._selector.select(max(0.0, due_s - time.monotonic()))
             # Print a worker's output before any message about its end.
             self._outputs.pump()
@@ -171,12 +172,12 @@ class _Supervision:
             self._take(policy.time_passed(self.state, time.monotonic()))
             if time.monotonic() >= self._keeps_at_s:
                 self._keeps_at_s = math.inf
-                self._requests.keep_meanwhile()
-            self._look_at_workers()
+                self._requests.write_meanwhile()
+            self._poll_workers()
         # With several hosts, a host that ends may wait for a step that another host never finishes.
         is_cut_off = self._is_one_of_several and self.state.interrupted_by is not None
         if self.state.cause is not None or is_cut_off:
-            self._requests.keep_last()
+            self._requests.write_last()
 
     def close(self) -> None:
         self._hangs.close()
@@ -199,14 +200,14 @@ class _Supervision:
         self._waking.send(b"w")
 
     @property
-    def _look_at_hangs_s(self) -> float:
+    def _poll_hangs_s(self) -> float:
         return math.inf if self._is_one_of_several else self._hangs.due_s
 
-    def _look_at_workers(self) -> None:
+    def _poll_workers(self) -> None:
         working, membership = self.state.alive - self.state.done, self._requests.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
         on_their_own = {rank: pids[rank] for rank in pids.keys() - self._requests.waiting}
-        for stalled in self._watch.look(
+        for stalled in self._watch.poll(
             on_their_own,
             membership,
             are_grouped=self._has_groups,
@@ -218,7 +219,7 @@ class _Supervision:
         if self.state.stage is policy.Stage.RUNNING and not self._is_one_of_several:
             members = () if membership is None else membership.ranks
             ended = tuple(sorted(self._incarnations.keys() - working))
-            self._hangs.look(Scene(pids, members, ended))
+            self._hangs.poll(Scene(pids, members, ended))
 
     def _read_signals(self) -> None:
         assert self._signals is not None
@@ -233,7 +234,7 @@ class _Supervision:
         # Without an agent, other hosts would not learn that the run ends: they would restart.
         self._told_until_s = time.monotonic() + ONE_SIGNAL_S
         can_wait &= self.state.interrupted_by is None
-        gently = can_wait and self._requests.want_stop(signum)
+        gently = can_wait and self._requests.request_stop(signum)
         self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
         if gently and signum in NOTICES:
             self._keeps_at_s = time.monotonic() + _KEEPS_AFTER_S
@@ -249,7 +250,7 @@ class _Supervision:
                     self._pids[rank] = pid
                     self._asked.discard(rank)
                     # For outside observers, before the program takes its seat.
-                    self._control.lines[rank].take(pid, started_at(pid) or 0)
+                    self._control.lines[rank].register(pid, started_at(pid) or 0)
                 case messages.WorkerExited(rank, exit_code):
                     # A worker's last messages must be handled before its exit is judged.
                     self._read_worker(rank)
@@ -277,7 +278,7 @@ class _Supervision:
                 if rank not in self._channels:
                     self._take(policy.left_behind(self.state, rank))
                 return
-        self._requests.gone(rank)
+        self._requests.mark_gone(rank)
         if not is_spare:
             self._take(policy.exited(self.state, rank, exit_code, now, note=trouble, how=how))
             return
@@ -289,7 +290,7 @@ class _Supervision:
     def _read_worker(self, rank: int) -> None:
         if (channel := self._channels.get(rank)) is not None:
             for message in channel.receive_ready():
-                self._hear(rank, message)
+                self._handle(rank, message)
             if channel.at_end:
                 self._forget_channel(rank)
 
@@ -298,12 +299,12 @@ class _Supervision:
             self._selector.unregister(channel)
             channel.close()
 
-    def _hear(self, rank: int, message: messages.Message) -> None:
+    def _handle(self, rank: int, message: messages.Message) -> None:
         match message:
             case messages.ProgramDone(payload):
                 self.results[rank] = payload
                 self._take(policy.done(self.state, rank))
-                self._requests.gone(rank)
+                self._requests.mark_gone(rank)
             case messages.ProgramFailed() if self._is_spare(rank):
                 say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
@@ -315,9 +316,9 @@ class _Supervision:
             case messages.MakesGroup():
                 self._has_groups = True
                 # The others stay in their group, which a replacement cannot join.
-                self._requests.hear(rank, messages.NoRecovery(_IN_A_GROUP))
+                self._requests.handle(rank, messages.NoRecovery(_IN_A_GROUP))
             case messages.FromWorker():
-                self._requests.hear(rank, message)
+                self._requests.handle(rank, message)
 
     def _is_spare(self, rank: int) -> bool:
         """Return whether a worker is a replacement that the others do not need."""
@@ -331,7 +332,7 @@ class _Supervision:
         for action in decision.actions:
             self._act(action)
         if self.state.stage is not policy.Stage.RUNNING:
-            self._requests.stand_down()
+            self._requests.stop_recovery()
             while self._to_start:  # no worker waits for those
                 self.state = policy.left_behind(self.state, self._to_start.popleft()).state
 

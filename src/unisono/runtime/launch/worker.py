@@ -26,13 +26,11 @@ from typing import Any, NoReturn
 from unisono.runtime.c10d.registration import GLOO, replace_gloo
 from unisono.runtime.faults import Faults
 from unisono.runtime.hangs.collective_notes import note_collectives
-from unisono.runtime.hangs.stacks import let_launcher_look
+from unisono.runtime.hangs.stacks import allow_launcher_to_inspect
 from unisono.runtime.launch import exceptions
+from unisono.runtime.launch.group_lifetime import free_groups_of_torchs_ddp_last
 from unisono.runtime.launch.job import Job, worker_environment
-from unisono.runtime.launch.process_groups import (
-    free_groups_of_torchs_ddp_last,
-    use_launchers_store,
-)
+from unisono.runtime.launch.process_groups import use_launchers_store
 from unisono.runtime.launch.program import run_program
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import NOTICES
@@ -55,7 +53,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
     try:
         if not die_with(server_pid):
             os._exit(_BOOTSTRAP_FAILED)
-        let_launcher_look(server_pid)
+        allow_launcher_to_inspect(server_pid)
         _take_over_signals()
         *standard, job_fd, control_fd, store_fd, link_fd = fds
         _take_over_standard_streams(standard)
@@ -135,7 +133,7 @@ def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
             note_collectives(link.control, rank)
         if job.backend != GLOO:
             replace_gloo(rank)
-        link.tell(Begun())
+        link.notify(Begun())
         result = run_program(job)
     except BaseException as error:
         ended = error
@@ -143,12 +141,12 @@ def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
     is_worker = os.getpid() == worker
     if ended is not None and exit_code:
         if is_worker:
-            _tell_failure(link, ended, exit_code, text)
+            _report_failure(link, ended, exit_code, text)
         else:
             _print_failure(ended, text)
     _finish_as_python_does()
     if is_worker and not exit_code:
-        link.tell(ProgramDone(result))
+        link.notify(ProgramDone(result))
     return exit_code
 
 
@@ -161,13 +159,13 @@ def _exit_status(ended: BaseException | None) -> tuple[int, str]:
     return 1, str(ended.code)
 
 
-def _tell_failure(
+def _report_failure(
     link: supervisor.LauncherLink, error: BaseException, exit_code: int, text: str
 ) -> None:
     if not isinstance(error, SystemExit):
         _call_own_excepthook(error)
         text = exceptions.traceback_text(error)
-    link.tell(
+    link.notify(
         ProgramFailed(
             exit_code,
             summary=exceptions.shortened(exceptions.summary_line(error)),
@@ -190,17 +188,17 @@ def _call_own_excepthook(error: BaseException) -> bool:
     """Call a hook that the program has set (error trackers do); Python's own would only print."""
     hook = exceptions.own_excepthook(sys.excepthook)
     if hook is not None:
-        _and_go_on(lambda: hook(type(error), error, error.__traceback__))
+        _continue(lambda: hook(type(error), error, error.__traceback__))
     return hook is not None
 
 
 def _finish_as_python_does() -> None:
-    _and_go_on(threading._shutdown)  # type: ignore[attr-defined]
-    _and_go_on(atexit._run_exitfuncs)
-    _and_go_on(_close_files)
+    _continue(threading._shutdown)  # type: ignore[attr-defined]
+    _continue(atexit._run_exitfuncs)
+    _continue(_close_files)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            _and_go_on(stream.flush)
+            _continue(stream.flush)
 
 
 def _close_files() -> None:
@@ -213,7 +211,7 @@ def _close_files() -> None:
     files.sort(key=lambda file: (not isinstance(file, io.TextIOBase), type(file) in _BUFFERED))
     for file in files:
         if id(file) not in ours:
-            _and_go_on(partial(_write_out, file))
+            _continue(partial(_write_out, file))
 
 
 def _write_out(file: Any) -> None:
@@ -229,7 +227,7 @@ def _write_out(file: Any) -> None:
         file.close()
 
 
-def _and_go_on(act: Callable[[], object]) -> None:
+def _continue(act: Callable[[], object]) -> None:
     """Run one of the last actions; like Python, print a failure and continue with the next one."""
     try:
         act()

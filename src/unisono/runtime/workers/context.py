@@ -15,8 +15,6 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 from unisono.runtime.faults import Faults
@@ -196,50 +194,3 @@ def _process_groups() -> Any:
     dist: Any = sys.modules.get("torch.distributed")
     has_group = dist is not None and dist.is_available() and dist.is_initialized()
     return dist if has_group else None
-
-
-_SHOWN_AFTER_S = 1.0
-
-
-@final
-class ShownWait:
-    """A wait of the main thread; it is reported to the launcher after one second."""
-
-    def __init__(self) -> None:
-        self._is_shown = False
-
-    def look(self, waited_s: float, what: Callable[[], str]) -> None:
-        """Report the wait to the launcher if it is due."""
-        is_due = waited_s >= _SHOWN_AFTER_S and not self._is_shown
-        if is_due and threading.current_thread() is threading.main_thread():
-            self._is_shown = True
-            context().supervisor.show_wait(what())
-
-    def close(self) -> None:
-        """Report that the wait is over."""
-        if self._is_shown:
-            self._is_shown = False
-            context().supervisor.show_wait("")
-
-
-@contextmanager
-def as_another_worker(world: World) -> Iterator[None]:
-    """Make `os.environ` describe another worker, of a world larger by one, within a block.
-
-    The process's own environment is unchanged: a library's thread may read it during the block.
-    """
-    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-    numbers = (world.rank, world.local_rank, world.world_size, world.local_world_size)
-    of_python = os.environ._data  # type: ignore[attr-defined]
-    before = dict(of_python)
-    context().held = world  # nobody may join the others under another number
-    try:
-        for name, number in zip(names, numbers, strict=True):
-            of_python[os.environ.encodekey(name)] = os.environ.encodevalue(str(number + 1))
-        yield
-    finally:
-        context().held = None
-        for name in map(os.environ.encodekey, names):
-            of_python.pop(name, None)
-            if name in before:
-                of_python[name] = before[name]

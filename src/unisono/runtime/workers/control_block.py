@@ -82,7 +82,7 @@ class RankLine(MeetingSeat):
         return int(self.begun) - 1 if self.begun else 0
 
     @functools.cached_property
-    def told(self) -> list[memoryview]:
+    def times_bytes(self) -> list[memoryview]:
         """Where the worker spent its last two steps, alternating, as bytes."""
         return [memoryview(times).cast("B") for times in self.times]
 
@@ -124,24 +124,24 @@ class ControlBlock:
         """Mark that `rank` will never arrive again, and wake the workers that wait for it."""
         self.lines[rank].leave(how)
 
-    def come_back(self, rank: int, arrivals: int) -> None:
+    def mark_replaced(self, rank: int, arrivals: int) -> None:
         """Mark that a new worker has taken the seat of `rank`, before any worker waits for it."""
         self.lines[rank].arrivals = arrivals
         self.lines[rank].departure = int(Departure.PRESENT)
 
     def take_seat(self, rank: int) -> None:
         """Record this process as the worker of `rank`."""
-        self.lines[rank].take(os.getpid(), started_at(os.getpid()) or 0)
+        self.lines[rank].register(os.getpid(), started_at(os.getpid()) or 0)
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
         """Store where `rank` spent a step, in seconds; overwritten two steps later."""
-        told = self.lines[rank].told[step % 2]
+        told = self.lines[rank].times_bytes[step % 2]
         _TOLD.pack_into(told, 0, -1, *times)
         _STEP.pack_into(told, 0, step)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
         """Return where `rank` spent a step; None if it has not been stored, or was overwritten."""
-        view = self.lines[rank].told[step % 2]
+        view = self.lines[rank].times_bytes[step % 2]
         told = _TOLD.unpack_from(view)
         return told[1:] if told[0] == step == _STEP.unpack_from(view)[0] else None
 
@@ -186,15 +186,15 @@ class ControlBlock:
         line = self.lines[rank]
         return bytes(memoryview(line.mail).cast("B")[: line.mail_bytes])
 
-    def put_beside(self, which: int, data: bytes) -> None:
+    def attach(self, which: int, data: bytes) -> None:
         """Send bytes to the workers of other hosts with this worker's next arrival."""
         return
 
-    def beside(self, which: int) -> dict[int, bytes]:
+    def attached(self, which: int) -> dict[int, bytes]:
         """Return and remove what workers of other hosts sent with an arrival, by rank."""
         return {}
 
-    def tell(self) -> None:
+    def send_line(self) -> None:
         """Send this worker's line to all other hosts."""
         return
 
@@ -252,7 +252,7 @@ class Barrier(MeetingPoint):
         self._look_around()
         return self._control.departure(other)
 
-    def has_gone_further(self, other: int) -> bool:
+    def is_ahead(self, other: int) -> bool:
         """Return whether a worker has reached the barrier that this worker reaches next."""
         return not self.missing([other], (self.arrivals + 1) % COUNTER)
 
@@ -265,7 +265,7 @@ class Barrier(MeetingPoint):
         """Arrive at the next barrier. Collective: every rank calls it, in the same order."""
         self._line.purposes[(self.arrivals + 1) % 2].value = purpose.encode()[:PURPOSE_BYTES]
         add_and_wake(self._mine)
-        self._control.tell()
+        self._control.send_line()
 
     def vote(self, vote: int) -> None:
         """Publish a number below 2³² with this worker's next arrival."""
@@ -296,7 +296,7 @@ class Barrier(MeetingPoint):
                 )
         return True
 
-    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+    def find_departed(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
         """Return the missing workers that have left, after checking for silent deaths."""
         self._look_around()
         left = [(rank, self._control.departure(rank)) for rank in missing]

@@ -42,10 +42,7 @@ class ExternallyLaunched(Supervisor):
     hears_signals = True
 
     def __init__(
-        self,
-        world: World,
-        control: ControlBlock,
-        ranks_of_host: tuple[tuple[int, ...], ...] = (),
+        self, world: World, control: ControlBlock, ranks_of_host: tuple[tuple[int, ...], ...] = ()
     ) -> None:
         self.world = world
         self.control = control
@@ -64,12 +61,12 @@ class ExternallyLaunched(Supervisor):
         links = connect_hosts(rendezvous, address) if several else None
         control = _seated(rendezvous, links)
         os.environ[PID_VARIABLE] = str(os.getpid())
-        _tell_the_end(control, here.rank)
+        _report_end(control, here.rank)
         supervisor = cls(here, control, several)
         supervisor.address = address
         return supervisor
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Mark workers that died without reporting it."""
         for rank in self._neighbours:
             line = self.control.lines[rank]
@@ -130,7 +127,7 @@ def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
     return control
 
 
-def _tell_the_end(control: ControlBlock, rank: int) -> None:
+def _report_end(control: ControlBlock, rank: int) -> None:
     """Report the end of this process to the others; they detect a killed process themselves."""
     pid = os.getpid()
     call_before = sys.excepthook

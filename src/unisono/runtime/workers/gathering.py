@@ -52,7 +52,7 @@ class Gathering:
     where: str  # what the ranks wait in, for messages
     timeout_s: float  # the limit of each gather, in seconds
     # called regularly; raises if a rank will never arrive
-    look: Look = lambda heard, missing, waited_s: None
+    check: Look = lambda heard, missing, waited_s: None
     # what to do about a rank that did not arrive
     advice: str = "check whether it was started, and what it does there."
     speaks: bool = True  # whether to report a long wait
@@ -70,7 +70,7 @@ class Gathering:
             if self.is_held:
                 self._stay(f"{what} read")
         except RuntimeError as error:
-            self.look({}, range(self.world_size), 0.0)
+            self.check({}, range(self.world_size), 0.0)
             raise errors.RendezvousError(
                 f"the store must be there until all ranks have come to {self.where}, but does not "
                 f"answer rank {self.rank} ({error}): check what happened to rank 0, or to the "
@@ -95,7 +95,7 @@ class Gathering:
         while not self.store.check(keys):
             now_s = time.monotonic()
             if now_s >= look_at_s:
-                self._look_around(keys, heard, now_s - begun_s)
+                self._check_missing(keys, heard, now_s - begun_s)
                 look_at_s = time.monotonic() + _LOOK_EVERY_S
             time.sleep(_PAUSE_S)
         return [heard[rank] if rank in heard else self._value(key) for rank, key in enumerate(keys)]
@@ -103,13 +103,13 @@ class Gathering:
     def _value(self, key: str) -> Any:
         return json.loads(self.store.get(key))
 
-    def _look_around(self, keys: Sequence[str], heard: dict[int, Any], waited_s: float) -> None:
+    def _check_missing(self, keys: Sequence[str], heard: dict[int, Any], waited_s: float) -> None:
         """Raise if a rank will never arrive, or is too late."""
         missing = self._missing(keys, heard)
         try:
             if self.store.check([_REFUSED]):
                 raise _error_of(self._value(_REFUSED))
-            self.look(heard, missing, waited_s)
+            self.check(heard, missing, waited_s)
             if waited_s >= self.timeout_s:
                 raise too_late(self.world_size, self.where, self.timeout_s, missing, self.advice)
         except errors.UnisonoError as error:

@@ -214,7 +214,7 @@ def _take_calls(
                     _let_in(listening, selector)
                     continue
                 caller, hello = key.data
-                rank = _hear(caller, hello, me, token)
+                rank = _greet(caller, hello, me, token)
                 if rank is not None:
                     selector.unregister(caller)
                     if rank in missing:
@@ -250,7 +250,7 @@ def _callers(selector: selectors.BaseSelector) -> list[socket.socket]:
     return [key.data[0] for key in selector.get_map().values() if key.data is not None]
 
 
-def _hear(caller: socket.socket, hello: bytearray, me: int, token: str) -> int | None:
+def _greet(caller: socket.socket, hello: bytearray, me: int, token: str) -> int | None:
     """Answer a caller. Return its rank, -1 if it lacks the token, or None if data is missing."""
     with contextlib.suppress(OSError):
         while len(hello) < _HELLO.size:

@@ -48,6 +48,7 @@ from unisono.runtime.workers.host_links import (
 from unisono.runtime.workers.hosts_control_block import HostsControlBlock
 from unisono.runtime.workers.interfaces import address_here
 from unisono.runtime.workers.meeting_point import COUNTER, Departure
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.rendezvous import RankPlaces, Rendezvous, prefixed
 from unisono.runtime.workers.supervisor import RECOVERS_VARIABLE, LauncherLink
 from unisono.runtime.workers.team import StepBrokenError
@@ -106,11 +107,11 @@ class HostMember(LauncherLink):
         if not self._is_replacement:
             self._begin_again(0)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Receive from other hosts, which marks the workers lost there."""
         self._hosts_control.receive()
 
-    def tell(self, message: messages.Told) -> None:
+    def notify(self, message: messages.Notification) -> None:
         """Send a message to the launcher, and publish to other hosts what they may need."""
         if isinstance(message, messages.LoopBegan):
             self._loop = message.facts
@@ -120,7 +121,7 @@ class HostMember(LauncherLink):
             self._index, self._loop, self._snapshot = message.index + 1, None, 0
         elif (how := _ENDS.get(type(message))) is not None:
             self.control.leave(self.world.rank, how)
-        super().tell(message)
+        super().notify(message)
 
     def outcome(self, index: int, name: str) -> bytes | None:
         """Return the outcome of a replicated call that others have finished, or None."""
@@ -135,14 +136,14 @@ class HostMember(LauncherLink):
             )
         return payload
 
-    def stopped(self, arrivals: int, *, between_steps: bool) -> messages.Membership:
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """Wait until all workers of all hosts are back.
 
         Raises a StepBrokenError if others have finished the call that this worker is in.
         """
         if between_steps and self.control.head.end:
             return super().stopped(arrivals, between_steps=True)  # where this process is ended
-        if not self.can_go_back:
+        if not self.can_roll_back:
             how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
             left = [rank for rank, one in how.items() if one != Departure.PRESENT]
             # Prefer the lost worker: the others have already stopped because of it.
@@ -152,7 +153,7 @@ class HostMember(LauncherLink):
                 "`digest`: call it in a callback of `Trainer.fit`, or before or after the loop"
             )
             raise _ended(lost, why)
-        with self._store_asked():
+        with self._store_request():
             self._heartbeats.show()
             return self._begin_again(arrivals)
 
@@ -166,16 +167,16 @@ class HostMember(LauncherLink):
                 return answer
             self._is_member, self._loop, self._snapshot = True, answer.loop, answer.snapshot
         try:
-            with self._store_asked():
+            with self._store_request():
                 membership = self._begin_again(self.control.lines[self.world.rank].arrivals)
         except StepBrokenError:
             payload, key = self.outcome(index, name) or b"", f"loop {index}"
             facts = json.loads(self._store.get(key)) if self._store.check([key]) else None
-            self.tell(messages.ReplicatedResult(index, name, payload))
+            self.notify(messages.ReplicatedResult(index, name, payload))
             return messages.Passed(payload, facts)
         return messages.Live(membership, self.agreed_loop, is_alone=True)
 
-    def _begin_again(self, arrivals: int) -> messages.Membership:
+    def _begin_again(self, arrivals: int) -> Membership:
         """Wait for all workers of all hosts, and reconnect to them. Collective."""
         failures = 0
         while not self._is_over(self._index):
@@ -196,7 +197,7 @@ class HostMember(LauncherLink):
         raise StepBrokenError
 
     @contextmanager
-    def _store_asked(self) -> Iterator[None]:
+    def _store_request(self) -> Iterator[None]:
         """Raise an error that names rank 0 if the host with the store is lost."""
         try:
             yield
@@ -204,7 +205,7 @@ class HostMember(LauncherLink):
             why = f"the store on its host does not answer ({error})"
             raise _ended(0, why) from error
 
-    def _meet_in_round(self, arrivals: int) -> messages.Membership:
+    def _meet_in_round(self, arrivals: int) -> Membership:
         number = self._enter_round()
         try:
             rendezvous = self._rendezvous(number)
@@ -223,7 +224,7 @@ class HostMember(LauncherLink):
         self._heartbeats.hide()
         self.agreed_snapshot = max(snapshots)
         self.agreed_loop = next(filter(None, loops), None)
-        return messages.Membership(tuple(range(self.world.world_size)), 0, number)
+        return Membership(tuple(range(self.world.world_size)), 0, number)
 
     def _enter_round(self) -> int:
         """Return the number of the current round; each rank enters a round at most once.
@@ -250,7 +251,7 @@ class HostMember(LauncherLink):
                 raise _RoundClosedError
             if int(self._store.get(_ROUND)) != number:
                 raise _RoundClosedError
-            self._look_at_hosts()
+            self._poll_hosts()
 
         store = prefixed(f"{_ROUND} {number}", self._store)
         return Rendezvous(
@@ -262,7 +263,7 @@ class HostMember(LauncherLink):
 
     def _await_answer(self) -> None:
         while self._waits and not select.select([self._channel], [], [], _LOOK_EVERY_S)[0]:
-            self._look_at_hosts()
+            self._poll_hosts()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -273,8 +274,8 @@ class HostMember(LauncherLink):
         finally:
             self._waits = False
 
-    def _look_at_hosts(self) -> None:
-        self.look()
+    def _poll_hosts(self) -> None:
+        self.poll()
         for rank in range(self.world.world_size):
             how = self.control.departure(rank)
             if not how.may_be_back:

@@ -50,19 +50,19 @@ class HostsControlBlock(ControlBlock):
         for came in self._came:
             came.clear()
         for rank in (*self._far_ranks, self._rank):
-            self.come_back(rank, arrivals)
+            self.mark_replaced(rank, arrivals)
 
     def leave(self, rank: int, how: Departure) -> None:
         """Mark that `rank` has left; publish it if it is this worker."""
         super().leave(rank, how)
         if rank == self._rank:
-            self.tell()
+            self.send_line()
 
     def receive(self, timeout_s: float = 0.0) -> None:
         """Receive the lines of workers on other hosts, and mark workers that are lost."""
         for rank, said in self._links.receive(timeout_s):
             if isinstance(said, bytes):
-                self._take(rank, said)
+                self._store_line(rank, said)
             elif self.departure(rank) == Departure.PRESENT:
                 self.leave(rank, self._dead if said == Departure.DIED else said)
 
@@ -80,17 +80,17 @@ class HostsControlBlock(ControlBlock):
         super().post(rank, message)
         self._mail = message
 
-    def put_beside(self, which: int, data: bytes) -> None:
+    def attach(self, which: int, data: bytes) -> None:
         """Send bytes to other hosts with the next arrival of that parity."""
         self._put[which] = data
 
-    def beside(self, which: int) -> dict[int, bytes]:
+    def attached(self, which: int) -> dict[int, bytes]:
         """Return and remove what other hosts sent with an arrival, by rank."""
         came = dict(self._came[which])
         self._came[which].clear()
         return came
 
-    def tell(self) -> None:
+    def send_line(self) -> None:
         """Send this worker's line, new mail and extra bytes to all other hosts."""
         line = self.lines[self._rank]
         line.wish = self.head.wish
@@ -101,7 +101,7 @@ class HostsControlBlock(ControlBlock):
         told = ctypes.string_at(ctypes.addressof(line), _TOLD_BYTES)
         self._links.send(told + num_bytes + mail + beside)
 
-    def _take(self, rank: int, said: bytes) -> None:
+    def _store_line(self, rank: int, said: bytes) -> None:
         line, mail_at = self.lines[rank], _TOLD_BYTES + _SIZE_BYTES
         end = mail_at + int.from_bytes(said[_TOLD_BYTES:mail_at], "little")
         if end > mail_at:

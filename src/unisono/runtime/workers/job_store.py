@@ -32,13 +32,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from unisono.errors import RendezvousError
 from unisono.runtime.notices import say
-from unisono.runtime.procfs import (
-    NotThereError,
-    memories_of,
-    open_memory,
-    started_at,
-    wait_for,
-)
+from unisono.runtime.procfs import NotThereError, memories_of, open_memory, started_at, wait_for
 from unisono.runtime.workers.gathering import too_late
 from unisono.runtime.workers.interfaces import (
     INTERFACE_VARIABLE,

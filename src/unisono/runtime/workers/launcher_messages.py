@@ -3,28 +3,20 @@
     worker ──► launcher    FromWorker        launcher ──► server    ToServer
     worker ◄── launcher    ToWorker          launcher ◄── server    FromServer
 
-A message is a frozen dataclass of plain values. It is pickled and sent over a pair of AF_UNIX
-sockets, with the descriptors in `fds` attached (SCM_RIGHTS); the receiver owns them. The sockets
-are of the kind SOCK_SEQPACKET, which preserves message boundaries. A message that is too long for a
-packet lies in a memfd: the packet is a marker, and the memfd's descriptor is the last one.
-
-Only processes of one job have an end of such a pair.
+A message is a frozen dataclass of plain values; :class:`Channel` sends it.
 """
 
 from __future__ import annotations
 
-import array
-import os
-import pickle
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
 from unisono.errors import MismatchError
+from unisono.runtime.workers.membership import Membership
 
 if TYPE_CHECKING:
-    from unisono.runtime.checkpoint.writer import Kept
+    from unisono.runtime.checkpoint.writer import SlotToWrite
 
 # The name of a loop as a replicated call.
 LOOP = "loop"
@@ -48,7 +40,7 @@ class FromWorker(Message):
     """A message from a worker to its launcher."""
 
 
-class Told(FromWorker):
+class Notification(FromWorker):
     """A message from a worker to its launcher that needs no answer."""
 
 
@@ -68,25 +60,25 @@ class FromServer(Message):
     """A message from the fork server to its launcher."""
 
 
-class Begun(Told):
+class Begun(Notification):
     """The program begins; anything before can always be repeated."""
 
 
-class Ready(Told):
+class Ready(Notification):
     """The program uses Unisono: it can be run again from its start to replace a worker."""
 
 
-class MakesGroup(Told):
+class MakesGroup(Notification):
     """The worker is about to make a process group with others."""
 
 
-class NoRecovery(Told):
+class NoRecovery(Notification):
     """From now on lost workers cannot be replaced, for this reason."""
 
     reason: str
 
 
-class ReplicatedResult(Told):
+class ReplicatedResult(Notification):
     """The outcome of the `index`-th replicated call, `name`; for a loop, where it ended."""
 
     index: int
@@ -94,32 +86,32 @@ class ReplicatedResult(Told):
     payload: bytes  # empty for a loop that was left before its end
 
 
-class LoopBegan(Told):
+class LoopBegan(Notification):
     """The `index`-th replicated call is a loop that can be joined now; `facts` are for joiners."""
 
     index: int
     facts: Mapping[str, Any]
 
 
-class MemoryReleased(Told):
+class MemoryReleased(Notification):
     """The worker no longer needs this memory."""
 
     key: int
 
 
-class ShowProgress(Told):
+class ShowProgress(Notification):
     """Draw the progress of the run: a :class:`unisono.runtime.launch.cell.DisplayState`."""
 
     state: Mapping[str, Any]
 
 
-class ProgramDone(Told):
+class ProgramDone(Notification):
     """The program has finished; `payload` is its pickled result."""
 
     payload: bytes
 
 
-class ProgramFailed(Told):
+class ProgramFailed(Notification):
     """The program has raised an exception."""
 
     exit_code: int  # the process's own
@@ -154,7 +146,7 @@ class CatchUp(Request):
 class WriteRequest(Request):
     """Write a snapshot as a checkpoint once earlier ones are written. Answer: Acknowledged."""
 
-    kept: Kept  # where it is stored and where to write it
+    kept: SlotToWrite  # where it is stored and where to write it
     wait: bool  # answer only once it is on the disk, or has failed
 
 
@@ -231,114 +223,3 @@ class WorkerExited(FromServer):
 
     rank: int
     exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """The workers that compute together; they divide work by their positions in `ranks`."""
-
-    ranks: tuple[int, ...]  # ascending, at least one
-    leader: int  # the worker whose values are shared, and which keeps the clock
-    generation: int = 0  # grows with every change
-    # what happened to the workers of the previous membership that are missing, in words
-    why: str = field(default="", compare=False)
-
-    @classmethod
-    def of(cls, world_size: int) -> Membership:
-        """Return the initial membership, of all workers."""
-        return cls(tuple(range(world_size)), leader=0)
-
-
-_IN_MEMORY = b"memory"  # no pickle starts with this
-# Fits into socket buffers of any system configuration.
-_PACKET_BYTES = 1 << 15
-_MAX_DESCRIPTORS = 33  # of a message, including that of its memory
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-
-
-class Channel:
-    """One end of a socket pair. Not locked: only one thread may send or receive at a time."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self.at_end = False
-
-    @classmethod
-    def pair(cls) -> tuple[Channel, Channel]:
-        """Create two connected ends, both close-on-exec."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(ours), cls(theirs)
-
-    @classmethod
-    def from_fd(cls, fd: int) -> Channel:
-        """Take over an inherited or received descriptor, and make it close-on-exec."""
-        os.set_inheritable(fd, False)
-        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd))
-
-    def fileno(self) -> int:
-        """Return the descriptor, for selectors and for passing the end on."""
-        return self._socket.fileno()
-
-    def send(self, message: Message) -> None:
-        """Send one message; blocks while the other side's buffer is full."""
-        fds: tuple[int, ...] = getattr(message, "fds", ())
-        packet = pickle.dumps(message)
-        if len(packet) <= _PACKET_BYTES:
-            self._send_packet(packet, fds)
-            return
-        with os.fdopen(os.memfd_create("unisono-message", os.MFD_CLOEXEC), "wb") as file:
-            file.write(packet)
-            file.flush()
-            self._send_packet(_IN_MEMORY, (*fds, file.fileno()))
-
-    def receive(self) -> Message | None:
-        """Wait for one message; return None once the other end is closed."""
-        return self._receive(0)
-
-    def receive_ready(self) -> list[Message]:
-        """Return the messages that have arrived; set ``at_end`` once the other end is closed."""
-        messages = []
-        while not self.at_end:
-            try:
-                message = self._receive(socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            if message is not None:
-                messages.append(message)
-        return messages
-
-    def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
-
-    def _send_packet(self, packet: bytes, fds: tuple[int, ...]) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._socket.sendmsg([packet], rights)
-
-    def _receive(self, flags: int) -> Message | None:
-        try:
-            # Not socket.recv_fds: Python 3.11 ignores its flags.
-            data, ancillary, _, _ = self._socket.recvmsg(
-                _PACKET_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionResetError:
-            # Raised once: the other end closed with messages unread. What it sent is there.
-            return self._receive(flags)
-        arrived = array.array("i")
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                arrived.frombytes(content[: len(content) - len(content) % arrived.itemsize])
-        if not data:
-            self.at_end = True
-            return None
-        return _read(data, list(arrived))
-
-
-def _read(packet: bytes, fds: list[int]) -> Message:
-    if packet == _IN_MEMORY:
-        with os.fdopen(fds.pop(), "rb", buffering=0) as file:
-            file.seek(0)  # the offset is where the sender stopped writing
-            packet = file.read()
-    message: Any = pickle.loads(packet)
-    whole: Message = replace(message, fds=tuple(fds)) if fds else message
-    return whole

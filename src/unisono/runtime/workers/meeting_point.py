@@ -75,7 +75,7 @@ class MeetingSeat(ctypes.Structure):
         pid, started = self.process
         return bool(pid) and started_at(pid) != started
 
-    def take(self, pid: int, started: int) -> None:
+    def register(self, pid: int, started: int) -> None:
         """Store which process has the seat."""
         self.started = started
         self.pid = pid
@@ -116,7 +116,7 @@ class MeetingPoint(ABC):
         self.spin_s = spin_s(max(names) + 1)
 
     @abstractmethod
-    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+    def find_departed(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
         """Return those of `missing` that will never arrive, the most informative first."""
 
     @abstractmethod
@@ -159,7 +159,7 @@ class MeetingPoint(ABC):
         start, is_told = time.monotonic(), False
         while missing:
             seen = self._seats[missing[0]].arrivals
-            lost = self.look(missing)  # before checking again who has arrived
+            lost = self.find_departed(missing)  # before checking again who has arrived
             before, missing = missing[0], self.missing(missing, target)
             for rank, how in lost:
                 if rank in missing:

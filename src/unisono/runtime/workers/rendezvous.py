@@ -115,7 +115,7 @@ class Rendezvous:
             *(store, rank, world_size),
             where=where,
             timeout_s=timeout_s,
-            look=look,
+            check=look,
             speaks=speaks,
             is_held=self._is_held,
         )
@@ -159,17 +159,17 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
         def look_around(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
             if attempts is not None:
                 attempts.answer()
-            processes.look(heard, missing, waited_s)
+            processes.check(heard, missing, waited_s)
 
         gathering = Gathering(
             *(own, here.rank, here.world_size),
             where=where,
             timeout_s=timeout_s,
-            look=look_around,
+            check=look_around,
             advice=advice,
             is_held=is_held,
         )
-        processes.hear(enumerate(gathering.gather("process", processes.mine)))
+        processes.add(enumerate(gathering.gather("process", processes.mine)))
     return Rendezvous(own, processes.places, processes.has_ended, is_held=is_held)
 
 
@@ -180,7 +180,7 @@ def of_launcher(link: LauncherLink) -> Rendezvous:
         link.open_store(),
         RankPlaces(link.world.rank, ranks_of_host),
         lambda rank: not link.control.departure(rank).may_be_back,
-        watch=lambda waited_s: link.look(),
+        watch=lambda waited_s: link.poll(),
     )
 
 
@@ -199,13 +199,13 @@ class _Processes:
         """Which ranks are on which host, once all have joined."""
         return RankPlaces.of(self._rank, [host for _, (host, *_) in sorted(self._of_rank.items())])
 
-    def hear(self, told: Iterable[tuple[int, Any]]) -> None:
+    def add(self, told: Iterable[tuple[int, Any]]) -> None:
         """Store the processes that ranks have reported."""
         self._of_rank |= {rank: tuple(process) for rank, process in told}
 
-    def look(self, heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
+    def check(self, heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
         """Raise if a rank has ended: no rank may leave before all have joined."""
-        self.hear(heard.items())
+        self.add(heard.items())
         check_present(filter(self.has_ended, self._of_rank), self._rank, self._where)
 
     def has_ended(self, rank: int) -> bool:
@@ -263,7 +263,7 @@ class Attempts:
         if self._here.rank == 0:
             self._number = self._store.add("attempts", 1)
             self.answer()
-        return job_store.wait_for_rank_0(self._heard, self._here, where, advice, timeout_s)
+        return job_store.wait_for_rank_0(self._receive, self._here, where, advice, timeout_s)
 
     def answer(self) -> None:
         """Answer the processes that have joined since, as rank 0, while some are missing."""
@@ -271,7 +271,7 @@ class Attempts:
             newest = self._store.add(f"hellos of {rank}", 0)
             self._store.set(f"attempt of {rank}/{newest}", str(self._number))
 
-    def _heard(self, waited_s: float) -> int:
+    def _receive(self, waited_s: float) -> int:
         key = f"attempt of {self._here.rank}/{self._hello}"
         if not self._store.check([key]):
             raise NotThereError("it has not answered")

@@ -55,7 +55,7 @@ class ReplicatedCalls:
         return self.index * _INNER_LOOPS_AT_MOST + self._num_inner_loops
 
     @property
-    def is_told(self) -> bool:
+    def is_recorded(self) -> bool:
         """Whether the launcher keeps the outcome of this replicated call for replacements."""
         return not self._num_loops
 
@@ -92,20 +92,20 @@ class ReplicatedCalls:
                     raise
                 payload = self._supervisor.outcome(self.index, name)
             except Exception:
-                self._supervisor.tell(NoRecovery("an exception was raised outside of a loop"))
+                self._supervisor.notify(NoRecovery("an exception was raised outside of a loop"))
                 raise
         self._note_result(name, payload)
         return payload
 
-    def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
-        """Call :meth:`Team.hear_leader` as a replicated call, for replacements. Collective."""
-        return self.together(purpose, lambda: self.team.hear_leader(speak, purpose))
+    def broadcast_from_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
+        """Call :meth:`Team.broadcast_from_leader` in a replicated call. Collective."""
+        return self.together(purpose, lambda: self.team.broadcast_from_leader(speak, purpose))
 
     def enter_loop(self) -> Passed | Live | None:
         """Enter a loop. Return its outcome or its facts to a replacement, else None. Collective."""
         entry = None
         if self._num_loops:
-            self._supervisor.tell(NoRecovery("one loop over steps runs inside of another"))
+            self._supervisor.notify(NoRecovery("one loop over steps runs inside of another"))
         elif self.is_behind:
             entry = self._entry(LOOP)
         if isinstance(entry, Passed):
@@ -126,7 +126,7 @@ class ReplicatedCalls:
     def note_loop(self, facts: dict[str, Any]) -> None:
         """Report to the launcher that the loop can be joined. Every rank calls it, in the loop."""
         if self._num_loops == 1:
-            self._supervisor.tell(LoopBegan(self.index, facts))
+            self._supervisor.notify(LoopBegan(self.index, facts))
 
     def leave_loop(self, payload: bytes | None) -> None:
         """Leave a loop; `payload` says where it ended; None: replacements cannot continue there."""
@@ -135,11 +135,11 @@ class ReplicatedCalls:
         if self._num_loops:
             return
         if payload is None:
-            self._supervisor.tell(NoRecovery("a loop was left before its end"))
+            self._supervisor.notify(NoRecovery("a loop was left before its end"))
         self._note_result(LOOP, payload or b"")
 
     def _note_result(self, name: str, payload: bytes) -> None:
-        self._supervisor.tell(ReplicatedResult(self.index, name, payload))
+        self._supervisor.notify(ReplicatedResult(self.index, name, payload))
         self.index += 1
 
     def _entry(self, name: str) -> Passed | Live:

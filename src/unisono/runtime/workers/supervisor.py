@@ -26,16 +26,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, final
 from unisono.errors import UnisonoError
 from unisono.runtime.procfs import create_memory
 from unisono.runtime.workers import launcher_messages as messages
+from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.job_store import file_store
-from unisono.runtime.workers.launcher_messages import Channel, Live, Membership, Passed, Told
+from unisono.runtime.workers.launcher_messages import Live, Passed
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.world import World, world
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from unisono.runtime.checkpoint.writer import Kept
+    from unisono.runtime.checkpoint.writer import SlotToWrite
 
 
 # Sends everyone a message, for a purpose, and returns everyone's by rank. Collective.
@@ -58,7 +60,7 @@ class Supervisor(Protocol):
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
     address: str = ""  # where other hosts reach this one, if there are other hosts
     # whether all workers can restart their current call, if that is how they recover from a loss
-    can_go_back: bool = True
+    can_roll_back: bool = True
     # returns the number of the newest snapshot known to be complete; None: there are no snapshots
     newest_snapshot: Callable[[], int] | None = None
     agreed_snapshot: int = 0  # the number of the snapshot to which all return
@@ -79,11 +81,11 @@ class Supervisor(Protocol):
     def memory_fd(self, key: int, num_bytes: int, gather: Gather) -> int:
         """Do the same as :meth:`memory`, but return the descriptor, which the caller owns."""
 
-    def tell(self, message: Told) -> None:
+    def notify(self, message: messages.Notification) -> None:
         """Send a message that needs no answer; ignored here."""
         return
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Mark dead workers on the control block, if no other process does."""
         return
 
@@ -103,7 +105,7 @@ class Supervisor(Protocol):
         """Request the outcome of the `index`-th replicated call, as a replacement."""
         return Live(Membership.of(self.world.world_size), None, is_alone=self.is_alone)
 
-    def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
+    def write_checkpoint(self, kept: SlotToWrite, *, wait: bool) -> bool:
         """Request that a snapshot be written as a checkpoint; return False if the caller must.
 
         Checkpoints are written in order. `wait`: return once it is on the disk, or has failed.
@@ -179,7 +181,7 @@ class LauncherLink(Supervisor):
     def connect(self) -> None:
         """Connect to the workers of other hosts; here there are none."""
 
-    def tell(self, message: messages.Told) -> None:
+    def notify(self, message: messages.Notification) -> None:
         """Send a message that needs no answer."""
         with self._lock:
             self._channel.send(message)
@@ -212,7 +214,7 @@ class LauncherLink(Supervisor):
         answer = self._ask(messages.CatchUp(index, name), messages.Passed, messages.Live)
         return cast("messages.Passed | messages.Live", answer)
 
-    def write_checkpoint(self, kept: Kept, *, wait: bool) -> bool:
+    def write_checkpoint(self, kept: SlotToWrite, *, wait: bool) -> bool:
         """Request that the launcher write a snapshot as a checkpoint."""
         self._ask(messages.WriteRequest(kept, wait), messages.Acknowledged)
         return True

@@ -18,8 +18,8 @@ from typing import final
 from unisono.errors import MismatchError, UnisonoError
 from unisono.runtime.faults import Faults
 from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier
-from unisono.runtime.workers.launcher_messages import Membership
 from unisono.runtime.workers.meeting_point import Departure
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.supervisor import Supervisor
 
@@ -54,7 +54,7 @@ class Team:
             self._control,
             self.world.rank,
             notice_after_s=math.inf if supervisor.explains_waits else None,
-            look_around=supervisor.look,
+            look_around=supervisor.poll,
         )
 
     @property
@@ -106,10 +106,10 @@ class Team:
         Returns False if a worker was lost; :attr:`membership` has then changed. Raises
         StepBrokenError if the worker is replaced on several hosts.
         """
-        self.come(purpose)
+        self.arrive(purpose)
         return self.wait()
 
-    def come(self, purpose: str) -> None:
+    def arrive(self, purpose: str) -> None:
         """Arrive at a barrier; :meth:`wait` must follow."""
         if not self.supervisor.is_alone:
             self._barrier.arrive(purpose)
@@ -151,9 +151,9 @@ class Team:
         """Return how a worker has left, or PRESENT; detects workers that died silently."""
         return self._barrier.departure(rank)
 
-    def has_gone_further(self, rank: int) -> bool:
+    def is_ahead(self, rank: int) -> bool:
         """Return whether a worker has reached the barrier that this worker reaches next."""
-        return self._barrier.has_gone_further(rank)
+        return self._barrier.is_ahead(rank)
 
     @property
     def has_lost(self) -> bool:
@@ -168,7 +168,7 @@ class Team:
         is_awaited = all(how.may_be_back for how in departures)
         supervisor = self.supervisor
         is_replaced = supervisor.can_replace and is_awaited
-        return len(self.hosts) > 1 and not supervisor.can_go_back and is_replaced
+        return len(self.hosts) > 1 and not supervisor.can_roll_back and is_replaced
 
     def note_step(self, step: int) -> None:
         """Publish which step this worker is in."""
@@ -206,7 +206,7 @@ class Team:
         return line.plan if line.plan_step == step else 0
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether a launcher, or a signal to a worker, requests that all stop between two steps."""
         return bool(self._control.wish)
 
@@ -264,21 +264,21 @@ class Team:
         self._barrier.vote(vote)
         return self._barrier.votes(self.membership.ranks) if self.meet(purpose) else None
 
-    def put_beside(self, data: bytes) -> None:
+    def attach(self, data: bytes) -> None:
         """Send bytes to the workers of other hosts with this worker's next arrival."""
-        self._control.put_beside((self._barrier.arrivals + 1) % 2, data)
+        self._control.attach((self._barrier.arrivals + 1) % 2, data)
 
-    def beside(self) -> dict[int, bytes]:
+    def attached(self) -> dict[int, bytes]:
         """Return and remove what workers of other hosts sent with the last arrivals, by rank."""
-        return self._control.beside(self._barrier.arrivals % 2)
+        return self._control.attached(self._barrier.arrivals % 2)
 
-    def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
+    def broadcast_from_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
         """Broadcast what `speak` returns on the leader, or on the next leader. Collective."""
-        return self._hear(lambda: (self.membership.leader,), speak, purpose)[0]
+        return self._gather_from(lambda: (self.membership.leader,), speak, purpose)[0]
 
-    def hear_host_leaders(self, speak: Callable[[], bytes], purpose: str) -> list[bytes]:
+    def gather_from_host_leaders(self, speak: Callable[[], bytes], purpose: str) -> list[bytes]:
         """Return what `speak` returns on one worker of each host, by host. Collective."""
-        return self._hear(lambda: self.host_leaders, speak, purpose)
+        return self._gather_from(lambda: self.host_leaders, speak, purpose)
 
     def agree(
         self,
@@ -310,7 +310,7 @@ class Team:
                             f"rank {first} and {there.get(name)!r} on rank {other}: {what_to_do}."
                         )
 
-    def _hear(
+    def _gather_from(
         self, speakers: Callable[[], tuple[int, ...]], speak: Callable[[], bytes], purpose: str
     ) -> list[bytes]:
         while True:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 import unisono
 from unisono.runtime.launch.program import open_standard_fds
-from unisono.tools.cli.endings import Refusal, told_of_system
+from unisono.tools.cli.endings import Refusal, describe_system_error
 from unisono.tools.cli.first_commands import demo, new
 from unisono.tools.cli.observing import plan, verify
 from unisono.tools.cli.run_command import run
@@ -52,7 +52,7 @@ class _Commands(click.Group):
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
-        with _in_one_sentence(), told_of_system():
+        with _in_one_sentence(), describe_system_error():
             return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -52,7 +52,7 @@ _REMEDIES = {
 
 
 @contextlib.contextmanager
-def told_of_system() -> Iterator[None]:
+def describe_system_error() -> Iterator[None]:
     """Report in one sentence what the system refuses: a file, memory, a process."""
     try:
         yield

@@ -25,7 +25,7 @@ from typing import cast, final
 
 from unisono.runtime.notices import plural
 from unisono.tools.report.run_progress import Mark, RunProgress, said_of
-from unisono.training.events.events import NUMBERS, PHASES, Evaluation, Event, Slowdown, StepDone
+from unisono.training.events.events import NUMBERS, PHASES, Evaluation, Event, Slowdown, StepEvent
 from unisono.training.events.follow import EventReader, events_file
 
 _AT_ONCE = 128  # events that are processed together
@@ -142,12 +142,12 @@ class PhaseTimes:
         self.over_steps = {name: Series(200) for name in (*PHASES, "between")}
         self.by_rank: dict[int, Spent] = {}
 
-    def add(self, steps: Iterable[StepDone]) -> None:
+    def add(self, steps: Iterable[StepEvent]) -> None:
         """Add steps; those without any columns are skipped."""
         for ranks, group in groupby(steps, key=operator.attrgetter("ranks")):
             self._add_of(ranks, list(group))
 
-    def _add_of(self, ranks: tuple[int, ...], steps: list[StepDone]) -> None:
+    def _add_of(self, ranks: tuple[int, ...], steps: list[StepEvent]) -> None:
         import numpy as np  # imported here, so that other commands start fast
 
         nothing = (None,) * len(ranks)
@@ -208,8 +208,8 @@ class History:
         for kind, group in groupby(events, type):
             while some := list(islice(group, _AT_ONCE)):
                 new = [event for event in some if self.progress.add(event)]
-                if kind is StepDone:
-                    self._add_steps(cast("list[StepDone]", new))
+                if kind is StepEvent:
+                    self._add_steps(cast("list[StepEvent]", new))
                     continue
                 for event in new:
                     if event is not self.progress.first and (said := said_of(event)) is not None:
@@ -217,7 +217,7 @@ class History:
                     if isinstance(event, Evaluation):
                         self._add_evaluation(event)
 
-    def _add_steps(self, steps: list[StepDone]) -> None:
+    def _add_steps(self, steps: list[StepEvent]) -> None:
         self._add_means(steps)
         some = [one for one in steps if one.learning_rates]
         self.learning_rate.add_all(_numbers(some), [one.learning_rates[0] for one in some])
@@ -230,7 +230,7 @@ class History:
         self.samples_per_second.add_all(_numbers(some), speeds, seconds)
         self.phases.add(steps)
 
-    def _add_means(self, steps: list[StepDone]) -> None:
+    def _add_means(self, steps: list[StepEvent]) -> None:
         marks = []
         for name in dict.fromkeys(chain.from_iterable(step.means for step in steps)):
             series = self.means[name]
@@ -270,7 +270,7 @@ def is_at_least_as_good(metric: str, value: float, before: float) -> bool:
     return value > before or not name.endswith(_HIGHER)
 
 
-def _numbers(steps: Iterable[StepDone]) -> list[int]:
+def _numbers(steps: Iterable[StepEvent]) -> list[int]:
     return [one.step for one in steps]
 
 

@@ -29,7 +29,7 @@ from unisono.training.events.events import (
     Failure,
     Interrupted,
     Start,
-    StepDone,
+    StepEvent,
     WentBack,
     Workers,
 )
@@ -80,7 +80,7 @@ class RunProgress:
     ended: End | Failure | None = None  # None: it has not, according to the events
     num_done: int = 0  # steps done
     epoch: int | None = None  # of the last of them, counted from 0
-    last_step: StepDone | None = None  # the last step of the latest fit
+    last_step: StepEvent | None = None  # the last step of the latest fit
     num_steps: int = 0  # steps in the events, each counted once
     evaluation: Evaluation | None = None  # the newest
     checkpoint: CheckpointRequest | None = None  # the newest
@@ -105,7 +105,7 @@ class RunProgress:
                 self.began_unix_s = event.time_unix_s
             self.last_unix_s = event.time_unix_s
         match event:
-            case StepDone():
+            case StepEvent():
                 return self._add_step(event)
             case Start():
                 self._add_start(event)
@@ -137,7 +137,7 @@ class RunProgress:
         self.lost, self.named, self.trouble = set(), {}, None
         self._name(start)
 
-    def _add_step(self, step: StepDone) -> bool:
+    def _add_step(self, step: StepEvent) -> bool:
         if isinstance(self.ended, Failure):
             self.ended = None  # a replacement may fail while the others continue
         self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step

@@ -53,7 +53,7 @@ class LiveView:
         self._judged_at_s = -math.inf
         self._begin()
 
-    def look(self) -> View:
+    def current(self) -> View:
         """Return the current view of the run."""
         try:
             for event in self._reader.new_events(self._begin_run):
@@ -90,7 +90,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
     watch = LiveView(directory)
     if once or not console.file.isatty() or console.is_dumb_terminal:
         path = events_file(directory)
-        view = watch.look()
+        view = watch.current()
         if view.condition is Condition.AWAITED:
             raise ValueError(
                 f"{str(path)!r} must describe a run, but has no events yet: wait until it has "
@@ -119,7 +119,7 @@ def _show_live(watch: LiveView, console: Console) -> View:
 
 def _until_a_signal(watch: LiveView, live: Live, console: Console) -> tuple[View, int | None]:
     while True:
-        view = watch.look()
+        view = watch.current()
         if view.is_over:
             return view, None
         live.update(draw(view, console, console.height), refresh=True)

@@ -25,7 +25,7 @@ from unisono.training.events.events import (
     Slowdown,
     SlowdownCause,
     Start,
-    StepDone,
+    StepEvent,
     Workers,
 )
 
@@ -40,7 +40,7 @@ class RunStatus:
     def __init__(self) -> None:
         self.progress = RunProgress()
         # the newest steps, by the current workers
-        self.recent: deque[StepDone] = deque(maxlen=RECENT_STEPS)
+        self.recent: deque[StepEvent] = deque(maxlen=RECENT_STEPS)
         # device memory that tensors of each worker last used, in bytes; empty on CPUs
         self.memory: dict[int, int | None] = {}
         self.findings: tuple[Slowdown, ...] = ()  # what slows them, the costliest first
@@ -48,7 +48,7 @@ class RunStatus:
     def add(self, event: Event) -> None:
         """Add the next event."""
         self.progress.add(event)
-        if isinstance(event, StepDone):
+        if isinstance(event, StepEvent):
             if self.recent and event.step <= self.recent[-1].step:
                 self.recent.clear()  # a step is repeated: earlier ones are outdated
             self.recent.append(event)
@@ -151,11 +151,7 @@ class View:
 
 
 def see(
-    status: RunStatus,
-    processes: Mapping[int, Process],
-    now_unix_s: float,
-    *,
-    is_held: bool = True,
+    status: RunStatus, processes: Mapping[int, Process], now_unix_s: float, *, is_held: bool = True
 ) -> View:
     """Describe how a run stands, given what each rank's process does, as far as known.
 

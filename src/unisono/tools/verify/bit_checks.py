@@ -77,7 +77,7 @@ def bits_of(traces: Sequence[RawTrace]) -> Bits:
     return found
 
 
-def told_of_loss(traces: Sequence[RawTrace]) -> str:
+def loss_notice(traces: Sequence[RawTrace]) -> str:
     """Return what a run has said of its loss; empty if nothing."""
     return next((event["line"] for trace in traces for event in trace.of("told")), "")
 

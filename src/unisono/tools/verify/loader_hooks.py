@@ -18,12 +18,7 @@ from typing import Any, final
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data import dataloader as dataloader_module
 
-from unisono.tools.verify.digests import (
-    base_of,
-    contents_of,
-    digest_of,
-    rows_of_tensors,
-)
+from unisono.tools.verify.digests import base_of, contents_of, digest_of, rows_of_tensors
 from unisono.tools.verify.recorder import Recorder, wrap
 
 _BATCHES_PLANNED_AT_MOST = 100_000
@@ -108,7 +103,7 @@ class LoaderHooks:
         if known is not None:
             with self._recorder.guarded():
                 at = (known[0], iterator._epoch, iterator._num_given)
-                self._recorder.give(at, rows_of_tensors(batch))
+                self._recorder.record_batch(at, rows_of_tensors(batch))
             iterator._num_given += 1
         return batch
 

@@ -14,12 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from unisono.runtime.dtypes import dtype_name
-from unisono.tools.verify.digests import (
-    digest_of_tensor,
-    digests_of,
-    row_hashes,
-    rows_of_tensors,
-)
+from unisono.tools.verify.digests import digest_of_tensor, digests_of, row_hashes, rows_of_tensors
 from unisono.tools.verify.recorder import BatchPlace, Recorder, wrap
 
 # Prefixes of names from wrappers of torch, Lightning and torch.compile.

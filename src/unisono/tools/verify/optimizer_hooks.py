@@ -252,7 +252,7 @@ class ExactHooks:
         wrap(StepEngine, "finish", self._finish_step)
         wrap(ClosureEngine, "finish", self._finish_step)
         wrap(GradientStack, "push", self._push)
-        for name in ("told_of_loss", "told_of_parts"):
+        for name in ("loss_problem", "parts_problem"):
             wrap(growth, name, self._told)
 
     def _begin_run(self, before: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -39,7 +39,7 @@ class RawTrace:
     lengths: dict[int, int] = field(default_factory=dict)  # of datasets
     how: str = ""  # how the program ended; empty if it was killed
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Add an event."""
         match event["t"]:
             case "loader":
@@ -65,7 +65,7 @@ def read_trace(folder: Path, rank: int) -> RawTrace:
     path = folder / f"rank{rank}.jsonl"
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):  # skip the half line of a killed process
-            trace.take(json.loads(line))
+            trace.add(json.loads(line))
     return trace
 
 

@@ -84,7 +84,7 @@ class Recorder:
             for handle in self.handles:
                 handle.remove()
 
-    def give(self, at: BatchPlace, rows: set[str]) -> None:
+    def record_batch(self, at: BatchPlace, rows: set[str]) -> None:
         """Record that the program gets a batch; several are kept, as libraries read ahead."""
         self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, rows)]
         self.is_between = False

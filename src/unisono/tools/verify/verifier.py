@@ -15,7 +15,7 @@ from unisono.tools.verify.bit_checks import (
     check_resumptions,
     check_states,
     compare,
-    told_of_loss,
+    loss_notice,
 )
 from unisono.tools.verify.findings import CAUSES_FIRST, Finding, Verdict, in_order, unknown
 from unisono.tools.verify.gradient_checks import check_gradients
@@ -91,7 +91,7 @@ def _exact(trials: Trials, trial: Trial, say: Callable[[str], None]) -> Verdict:
     """Compare the bits of runs on all numbers of workers up to that of the first run."""
     most, trouble = len(trial.traces), trial.trouble
     sizes, runs = tuple(range(1, most + 1)), {most: bits_of(trial.traces)}
-    told = told_of_loss(trial.traces)
+    told = loss_notice(trial.traces)
     for world_size in reversed(sizes[:-1]):
         say(f"running on {plural(world_size, 'rank')}")
         trial = trials.run(world_size, f"on-{world_size}")

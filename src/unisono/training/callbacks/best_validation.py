@@ -1,4 +1,4 @@
-"""Actions on the best validation, the same on every worker: end training, or save the weights."""
+"""The best validation, the same on every worker, and a callback that saves its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing_extensions import override
 from unisono.engine.state.load import save_weights
 from unisono.runtime.habits import habits_met
 from unisono.runtime.plainfile import check_plain, weights_file
-from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.callback import Callback, Fit
 from unisono.training.callbacks.journal import path_of, trouble_at
 
@@ -31,7 +30,7 @@ def monitored(means: Mapping[str, Any], name: str) -> float:
     return float(means[name])
 
 
-class _Judge(Callback):
+class ValidationJudge(Callback):
     """Compares validations by one of their means; the best one is saved with the run."""
 
     needs_validation = True
@@ -69,67 +68,11 @@ class _Judge(Callback):
         return bool((self.best - value) * (1 if better == "lower" else -1) > min_delta)
 
 
-@final
-class EarlyStopping(_Judge):
-    """Ends training when validations have not improved for a while.
-
-    The best result is saved with the run, so a resumed run decides like an uninterrupted one. A run
-    that was stopped stays stopped for every `fit` with this callback, and continues without it.
-    Args:
-        patience: how many validations in a row may fail to improve on the best one.
-        monitor: the name of a validation's mean.
-        better: ``"lower"`` (a loss) or ``"higher"`` (an accuracy).
-        min_delta: the least improvement that counts.
-
-    Raises:
-        TypeError: `patience` is not an integer.
-        ValueError: a number is not valid, or `better` is something else.
-    """
-
-    waited: int
-    _kept = MappingProxyType({"best": None, "waited": 0})
-
-    @habits_met('EarlyStopping(patience=3, monitor="loss")')
-    def __init__(
-        self,
-        patience: int = 3,
-        *,
-        monitor: str = "loss",
-        better: str = "lower",
-        min_delta: float = 0.0,
-    ) -> None:
-        given: object = patience
-        if isinstance(given, str):
-            raise TypeError(
-                f"`patience` must be a whole number, but is {given!r}: write "
-                f'`EarlyStopping(3, monitor={given!r})`, for an accuracy with `better="higher"`.'
-            )
-        self._patience = check_whole("patience", patience, at_least=1)
-        super().__init__(monitor, better, min_delta)
-
-    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
-        """Judge a validation, and stop the run if patience is exhausted."""
-        if fit.has_ended:
-            return
-        value = monitored(means, self.monitor)
-        if self._is_better(value):
-            self.best, self.waited = value, 0
-            return
-        self.waited += 1
-        if self.waited >= self._patience:
-            validations = f"{self.waited} validation{'s' * (self.waited > 1)}"
-            best, (_, better, least) = f"{self.best:.4f}", self._rule
-            seen = f"{self.monitor} was {best} at best, {validations} ago"
-            if least:
-                seen = f"{self.monitor} was {best}, and in {validations} not {least} {better}"
-            fit.stop(f"stopping early: {seen}")
-
-
 NAME = "best.safetensors"
 
 
 @final
-class BestCheckpoint(_Judge):
+class BestCheckpoint(ValidationJudge):
     """Saves the weights that validated best; ``unisono.load_weights`` reads the file.
 
     At any moment the file is either the old one or the whole new one. It is written before training

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
@@ -386,3 +386,16 @@ class Callbacks:
         """Return the names of callbacks after the last one called that override `moment`."""
         usual, rest = getattr(Callback, moment), self._callbacks[self._at + 1 :]
         return [each.name for each in rest if getattr(type(each), moment) is not usual]
+
+
+def check_moments(callbacks: Iterable[Callback]) -> None:
+    """Raise TypeError for methods that are never called, such as those of other libraries."""
+    moments = [name for name in vars(Callback) if name.startswith("on_")]
+    for callback in callbacks:
+        unknown = [n for n in dir(type(callback)) if n.startswith("on_") and n not in moments]
+        if unknown:
+            raise TypeError(
+                f"methods of callbacks that begin with `on_` must be moments, but "
+                f"{callback.name} has `{unknown[0]}`, which is never called: write one of "
+                f"{', '.join(moments)}, or give it another name."
+            )

@@ -193,7 +193,7 @@ class EventLog(Callback):
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """Write what happened, on the worker that failed and not on those that wait for it."""
-        if self._journal is not None and self._has_a_say(fit, error):
+        if self._journal is not None and self._writes_end(fit, error):
             if fit.is_leader:
                 self._write_pending(fit)
             if by := _signal_of(error):
@@ -203,7 +203,7 @@ class EventLog(Callback):
                 self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
 
-    def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
+    def _writes_end(self, fit: Fit, error: BaseException) -> bool:
         """Return whether this worker writes how the call ends."""
         if isinstance(error, PeerLostError):
             # A killed worker writes nothing: the first of the others writes for it.

@@ -100,7 +100,7 @@ class Journal:
         is_mine = self._fd >= 0
         self._write(line)
         if not is_mine:
-            self._let_go()
+            self._close()
 
     def last(self) -> bytes:
         """Return the last whole line of the file; empty if there is none."""
@@ -114,7 +114,7 @@ class Journal:
             return b""
         finally:
             if not is_mine:
-                self._let_go()
+                self._close()
 
     def cut(self, step: int) -> None:
         """Remove the lines of `step` and of all steps after it."""
@@ -138,9 +138,9 @@ class Journal:
     def close(self) -> None:
         """Write the lines that are held back, and close the file."""
         self.flush()
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         fd, self._fd, self._end = self._fd, -1, _NOWHERE
         if fd >= 0:
             os.close(fd)
@@ -167,7 +167,7 @@ class Journal:
             self._complain(OSError(trouble.removesuffix(".")))
             return
         if is_anew:
-            self._let_go()
+            self._close()
             say_alone(
                 self._fit,
                 f"{shown(self._path, 1000)} was removed or replaced while it was written: "

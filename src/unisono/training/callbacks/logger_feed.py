@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, final
 from unisono.runtime.notices import shown
 from unisono.runtime.plainfile import is_at, open_plain
 from unisono.runtime.signals import ENDING_SIGNALS
-from unisono.training.events.events import Evaluation, Event, StepDone
+from unisono.training.events.events import Evaluation, Event, StepEvent
 from unisono.training.events.follow import EventReader
 
 RUN_FILE = "run.json"
@@ -94,7 +94,7 @@ class Sender:
 
     def take(self, event: Event) -> None:
         """Take the next event of the file, which may have been read before."""
-        if isinstance(event, StepDone) and event.step % self._every == 0:
+        if isinstance(event, StepEvent) and event.step % self._every == 0:
             self._add("step", event.step, event, _of_step(event))
         elif isinstance(event, Evaluation):
             values = {f"validation/{name}": value for name, value in event.means.items()}
@@ -125,7 +125,7 @@ class Sender:
         os.ftruncate(self._fd, len(text))
 
 
-def _of_step(event: StepDone) -> dict[str, float]:
+def _of_step(event: StepEvent) -> dict[str, float]:
     values = {f"train/{name}": mean for name, mean in event.means.items()}
     rates = event.learning_rates
     names = [f"learning_rate/{at}" for at in range(len(rates))]

@@ -49,7 +49,7 @@ def display(console: Console | None = None) -> Display:
     if console is None:
         if launcher_draws() and has_launcher():
             supervisor = context().supervisor
-            return Observed(lambda state: supervisor.tell(ShowProgress(asdict(state))))
+            return Observed(lambda state: supervisor.notify(ShowProgress(asdict(state))))
         if in_notebook():
             return Observed(Cell().draw)
         console = _Output()

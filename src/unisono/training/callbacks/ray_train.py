@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from unisono.engine.state.saved import Snapshot
+from unisono.engine.state.saved import CheckpointData
 from unisono.runtime.checkpoint.folder import read_folder
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 from unisono.runtime.world import per_process
@@ -111,7 +111,7 @@ class RayTrain(Callback):
             return
         with reported.as_directory() as folder:
             files = read_folder(Path(folder))
-        step = Snapshot.from_files(files).facts["position"]["step"]
+        step = CheckpointData.from_files(files).facts["position"]["step"]
         store = RunDirectory(directory, keep=sys.maxsize)
         if all(entry.step < step for entry in store.entries() if not entry.trouble):
             store.set_aside(step - 1)  # what is damaged

@@ -62,7 +62,7 @@ class Summary(list[dict[str, Any]]):
         )
 
 
-def told(means: Mapping[str, Any]) -> str:
+def scalars_text(means: Mapping[str, Any]) -> str:
     """Return scalars as text, ``loss 0.1234, correct 987``; lists would fill the screen."""
     scalars = {name: value for name, value in means.items() if not isinstance(value, (list, dict))}
     return ", ".join(

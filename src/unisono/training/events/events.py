@@ -163,7 +163,7 @@ class Start(Event):
 
 
 @dataclass(frozen=True)
-class StepDone(Event):
+class StepEvent(Event):
     """A step has ended. A column has one entry per rank, or is empty if the line had none.
 
     ``step`` is its number, counted from 0. An entry is None if a worker was lost. Only a few lines
@@ -201,7 +201,7 @@ class StepDone(Event):
 
 
 # The fields of a step that are numbers.
-NUMBERS = [name for name, kind in kinds_of(StepDone).items() if kind == Number]
+NUMBERS = [name for name, kind in kinds_of(StepEvent).items() if kind == Number]
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class End(Event):
 
 _EVENTS: dict[str, type[Event]] = {
     "start": Start,
-    "step": StepDone,
+    "step": StepEvent,
     "workers": Workers,
     "went_back": WentBack,
     "evaluation": Evaluation,

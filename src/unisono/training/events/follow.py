@@ -35,7 +35,7 @@ from unisono.training.events.events import (
     MAX_SECONDS,
     Event,
     NewerFormatError,
-    StepDone,
+    StepEvent,
     read_event,
 )
 
@@ -190,13 +190,13 @@ _PLAIN_ENTRIES = {
     events.Numbers: _are_floats,
     events.Column: _are_times,
 }
-_FIELDS = events.kinds_of(StepDone)
+_FIELDS = events.kinds_of(StepEvent)
 _NAMES = [*_FIELDS]
 _BY_RANK = _NAMES.index("ranks")  # from here on, a field has one entry per rank, or none
 _decode = json.JSONDecoder().raw_decode
 
 
-def read_steps(lines: Sequence[bytes]) -> list[StepDone] | None:
+def read_steps(lines: Sequence[bytes]) -> list[StepEvent] | None:
     """Read lines that begin like a step; return None if each must be read separately."""
     try:
         texts = [line.decode() for line in lines]
@@ -232,7 +232,7 @@ def _read_all(values: list[Any], kind: Any) -> list[Any]:
     return list(map(read, values))
 
 
-def _step(values: Iterable[Any]) -> StepDone:
-    step = object.__new__(StepDone)
+def _step(values: Iterable[Any]) -> StepEvent:
+    step = object.__new__(StepEvent)
     step.__dict__.update(zip(_NAMES, values))  # noqa: B905  # half of what `__init__` takes
     return step

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono.runtime.plainfile import open_plain
-from unisono.training.events.events import PHASES, StepDone, read_event
+from unisono.training.events.events import PHASES, StepEvent, read_event
 
 Seconds: TypeAlias = "npt.NDArray[np.float64]"
 
@@ -94,26 +94,26 @@ def _pieces(fd: int, since_step: int, *, is_newest: bool) -> Iterator[bytes]:
         yield os.pread(fd, window_bytes, at)
 
 
-def _rows_of(piece: bytes) -> Iterator[StepDone]:
+def _rows_of(piece: bytes) -> Iterator[StepEvent]:
     """Read lines of steps for which all workers have reported their times."""
     for line in piece.split(b"\n")[:-1]:
         row = None
         with suppress(ValueError):
             row = read_event(line) if line.startswith(_STEP) else None
-        if isinstance(row, StepDone) and row.ranks and not np.isnan(_times_of(row)).any():
+        if isinstance(row, StepEvent) and row.ranks and not np.isnan(_times_of(row)).any():
             yield row
 
 
-def _times_of(row: StepDone) -> Seconds:
+def _times_of(row: StepEvent) -> Seconds:
     """Return when each worker began and how long its phases took, of shape (workers, columns)."""
     nothing = (None,) * len(row.ranks)
     columns = [column or nothing for column in (row.begun_s, *row.phases)]
     return np.array(columns, dtype=float).T
 
 
-def _window_of(rows: list[StepDone], batch_size: int) -> StepWindow | None:
+def _window_of(rows: list[StepEvent], batch_size: int) -> StepWindow | None:
     """Return a window of the last consecutive steps; None if they are too few."""
-    pairs: list[tuple[StepDone, StepDone]] = []
+    pairs: list[tuple[StepEvent, StepEvent]] = []
     for before, row in pairwise(rows):
         if row.step != before.step + 1 or row.ranks != before.ranks:
             pairs = []
@@ -134,7 +134,7 @@ def without_pauses(times: Seconds) -> Seconds:
     return kept
 
 
-def _delayed_parts(rows: list[StepDone]) -> dict[int, float]:
+def _delayed_parts(rows: list[StepEvent]) -> dict[int, float]:
     seen: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
         for rank, delayed_s in zip(row.ranks, row.delayed_s, strict=True):

@@ -1,13 +1,13 @@
 """Ranks as threads that can die, and somebody who plays their launcher.
 
-The desk decides as the real one does, by ``recovery``, and acts on a real control; threads
+The launcher decides as the real one does, by ``recovery``, and acts on a real control; threads
 stand for processes. A rank dies where a table says::
 
     Death(rank=2, meeting=3, moment="posting")   its message for that meeting is torn
     Death(rank=2, meeting=3, moment="before")    it does not come to its third meeting
     Death(rank=2, meeting=3, moment="after")     it has come, and does nothing any more
     Death(rank=2, meeting=3, moment="stopping")  it misses somebody, there or later, and dies
-    Death(rank=2, meeting=3, moment="stopped")   the same, but it has told the desk already
+    Death(rank=2, meeting=3, moment="stopped")   the same, but it has told the launcher already
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from unisono.runtime.workers.launcher_messages import (
     CatchUp,
     Continue,
     Live,
-    Membership,
+    Notification,
     Passed,
     Ready,
     Stopped,
-    Told,
     ToWorker,
 )
+from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.memory import Memory
 from unisono.runtime.workers.supervisor import Gather, Supervisor
 from unisono.runtime.workers.team import Team
@@ -55,7 +55,7 @@ class Died(BaseException):
     """The thread of a rank ends here, as a killed process would."""
 
 
-class Desk:
+class FakeLauncher:
     """Plays the launcher of one job whose workers are threads."""
 
     def __init__(self, control: ControlBlock, *, replaces: bool = False) -> None:
@@ -63,7 +63,7 @@ class Desk:
         state = recovery.RecoveryState(
             Membership.of(size), world_size=size, restarts=1000, replaces=replaces
         )
-        self.state = recovery.said(state, 0, Ready()).state
+        self.state = recovery.received(state, 0, Ready()).state
         self.spawn: Callable[[int], None] = lambda rank: None
         self.gave_up: list[str] = []
         self._page = control
@@ -72,7 +72,7 @@ class Desk:
         self._changed = threading.Condition(threading.RLock())
 
     def take(self, rank: int, message: recovery.OfRecovery) -> None:
-        self._do(partial(recovery.said, rank=rank, message=message))
+        self._do(partial(recovery.received, rank=rank, message=message))
 
     def _do(self, decide: Callable[[recovery.RecoveryState], recovery.RecoveryDecision]) -> None:
         with self._changed:
@@ -92,7 +92,7 @@ class Desk:
     def memory(self, key: int, num_bytes: int) -> Memory:
         with self._changed:
             if key not in self._memories:
-                fd = create_memory("desk", num_bytes)
+                fd = create_memory("launcher", num_bytes)
                 self._memories[key] = Memory.map(fd, num_bytes)
                 os.close(fd)
             return self._memories[key]
@@ -105,7 +105,7 @@ class Desk:
     def _act(self, action: recovery.Action) -> None:
         match action:
             case recovery.Seat(rank, arrivals):
-                self._page.come_back(rank, arrivals)
+                self._page.mark_replaced(rank, arrivals)
             case recovery.MarkDeparture(rank, how):
                 self._page.leave(rank, how)
             case recovery.Answer(rank, message):
@@ -116,14 +116,14 @@ class Desk:
                 self.spawn(rank)
 
 
-class DeskSupervisor(Supervisor):
-    """The desk as one rank sees it."""
+class FakeSupervisor(Supervisor):
+    """The launcher as one rank sees it."""
 
     can_replace = True
 
     def __init__(
         self,
-        desk: Desk,
+        launcher: FakeLauncher,
         rank: int,
         control: ControlBlock,
         dies: Callable[[str], None] = lambda moment: None,
@@ -132,13 +132,13 @@ class DeskSupervisor(Supervisor):
         self.world = World(rank, control.world_size, rank, control.world_size)
         self.control = control
         self.incarnation = incarnation
-        self._desk, self._dies = desk, dies
+        self._launcher, self._dies = launcher, dies
 
-    def tell(self, message: Told) -> None:
-        self._desk.take(self.world.rank, message)  # type: ignore[arg-type]
+    def notify(self, message: Notification) -> None:
+        self._launcher.take(self.world.rank, message)  # type: ignore[arg-type]
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
-        return self._desk.memory(key, num_bytes)
+        return self._launcher.memory(key, num_bytes)
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         self._dies("stopping")
@@ -146,14 +146,14 @@ class DeskSupervisor(Supervisor):
         try:
             self._dies("stopped")
         except Died:
-            self._desk.take(self.world.rank, stopped)
+            self._launcher.take(self.world.rank, stopped)
             raise
-        answer = self._desk.ask(self.world.rank, stopped)
+        answer = self._launcher.ask(self.world.rank, stopped)
         assert isinstance(answer, Continue), answer
         return answer.membership
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
-        answer = self._desk.ask(self.world.rank, CatchUp(index, name))
+        answer = self._launcher.ask(self.world.rank, CatchUp(index, name))
         assert isinstance(answer, Passed | Live), answer
         return answer
 
@@ -161,13 +161,13 @@ class DeskSupervisor(Supervisor):
 class Job:
     """Runs ``work(team)`` in a thread a rank, kills them, and replaces them if it is to."""
 
-    supervisor: type[DeskSupervisor] = DeskSupervisor
+    supervisor: type[FakeSupervisor] = FakeSupervisor
 
     def __init__(
         self, control: ControlBlock, deaths: Iterable[Death] = (), *, replaces: bool = False
     ) -> None:
-        self.desk = Desk(control, replaces=replaces)
-        self.desk.spawn = lambda rank: self._start(rank, is_replacement=True)
+        self.launcher = FakeLauncher(control, replaces=replaces)
+        self.launcher.spawn = lambda rank: self._start(rank, is_replacement=True)
         self.results: dict[int, Any] = {}
         self._page = control
         self._deaths = list(deaths)
@@ -191,7 +191,7 @@ class Job:
         control = ControlBlock(os.dup(self._page.fd), self._page.world_size)
         self._pages.append(control)
         dies = _Mortal(control, deaths)
-        team = Team(self.supervisor(self.desk, rank, control, dies, int(is_replacement)))
+        team = Team(self.supervisor(self.launcher, rank, control, dies, int(is_replacement)))
         team._barrier.arrive = partial(dies.arrive, team._barrier.arrive)  # type: ignore[method-assign]
         thread = threading.Thread(target=self._live, args=(rank, team))
         self._threads.append(thread)
@@ -201,7 +201,7 @@ class Job:
         try:
             self.results[rank] = self._work(team)
         except Died:
-            self.desk.lose(rank)
+            self.launcher.lose(rank)
         except Exception as error:
             self.results[rank] = error
 
