@@ -9,8 +9,8 @@ other seeds, is read before it:
 * the state of the generators: a dataset that keeps what it drew may draw nothing again.
 
 A first reading may open files and fill caches. Samples are checked where they are read: in the
-first batch, in those whose numbers are powers of two, in the last one, and otherwise as often as
-costs 0.3 % of the time; not again if a sample takes long. Streams cannot be read twice.
+first batch, in those whose numbers are powers of two, in the last one, and, unless a sample takes
+long, as often as costs 0.3 % of the time. Streams cannot be read twice.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class SecondReading:
         """Return whether a check is due; call it once for each batch."""
         self._num_batches += 1
         is_power = self._num_batches & (self._num_batches - 1) == 0
-        return ((is_power or self.is_last) and self._due_at_s < math.inf) or (
-            time.perf_counter() >= self._due_at_s
-        )
+        return is_power or self.is_last or time.perf_counter() >= self._due_at_s
 
     def compare(
         self,
