@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -87,6 +88,31 @@ class World:
                 f"({self.world_size}), but is {self.local_world_size}: check the launcher's "
                 f"environment variables."
             )
+
+
+_OF_LIBRARIES = os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(__file__)), "<"
+
+
+class _NumWorkers:
+    """`World.world_size`, which records where the program's own code reads it first."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, of: Any, kind: Any = None) -> Any:
+        frame = sys._getframe(1)
+        file = frame.f_code.co_filename
+        if not (file.startswith(_OF_LIBRARIES) or "site-packages" in file):
+            read_in_program.setdefault("at", f"{file}:{frame.f_lineno}")
+        return self._slot.__get__(of, kind)
+
+    def __set__(self, of: Any, value: int) -> None:
+        self._slot.__set__(of, value)
+
+
+read_in_program: dict[str, str] = {}
+"""Where the program has read the number of workers, if it has."""
+setattr(World, "world_size", _NumWorkers(vars(World)["world_size"]))  # noqa: B010
 
 
 def world(environ: Mapping[str, str] | None = None) -> World:

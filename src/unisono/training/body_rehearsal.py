@@ -8,13 +8,16 @@ must give the same loss although the body has continued since. What the body kee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 from unisono.engine.step.loss import read_loss
 from unisono.programs.account import Account
 from unisono.programs.holders import drawn_by
 from unisono.programs.rehearsal import Dependence, carried
+from unisono.programs.unlike import Unlike, as_there, depends_on_unlike
+from unisono.runtime.workers.other_rank import RankReads
 
 Numbers = dict[str, str]
 
@@ -34,6 +37,8 @@ class BodyRehearsal:
         copy: copies a batch; returns None if it cannot.
         refuse: returns an error for a finding.
         note_stored: receives the account from before the shards.
+        elsewhere: returns a block in which this is another worker.
+        unlike: returns those plain values that differ between workers.
     """
 
     def __init__(
@@ -42,10 +47,15 @@ class BodyRehearsal:
         copy: Callable[[Any], Any],
         refuse: Callable[[Dependence], Exception],
         note_stored: Callable[[Account], None],
+        elsewhere: Callable[[], AbstractContextManager[None]],
+        unlike: Callable[[Account], Sequence[Unlike]],
     ) -> None:
         self._look, self._copy = look, copy
+        self._elsewhere = elsewhere
         self._refuse, self._note_stored = refuse, note_stored
         self._before = look()
+        self._unlike = unlike(self._before)
+        self._reads = RankReads()
         self._first: tuple[int, int, Any] | None = None
         self._numbers: Numbers = {}
         self._drawn: dict[str, tuple[Any, Any]] = {}  # by generators without a seed per shard
@@ -72,22 +82,46 @@ class BodyRehearsal:
         `start` prepares its passes and receives the loss; `is_within`: the program passes batches
         through an iterator, which may count them.
         """
+        self._reads.end()
         for path, (generator, drawn) in self._drawn.items():
             if drawn_by(generator) != drawn:
                 raise RuntimeError(_MADE_IN_LOOP.format(path))
-        if not (is_within or self._before.changes()):
-            return
-        self._note_stored(self._before)
+        is_changed, unlike = is_within or bool(self._before.changes()), self._unlike
+        if is_changed:
+            self._note_stored(self._before)
         if self._first is None or self._first[2] is None:
             return
-        left, again = self._look(), Numbers()
+        if not (is_changed or unlike or self._reads.are_any):
+            return
+        left = self._look()
+        if is_changed and (differs := (yield from self._again(start, left, nullcontext()))):
+            raise self._refuse(carried(self._before, left, differs))
+        asks = self._reads.are_any
+        if asks and (differs := (yield from self._again(start, left, self._elsewhere()))):
+            raise self._refuse(Dependence("", differs, is_of_rank=True))
+        if unlike and (differs := (yield from self._again(start, left, as_there(unlike)))):
+            for each in unlike:
+                if (yield from self._again(start, left, as_there([each]))):
+                    raise depends_on_unlike(each, differs)
+            raise depends_on_unlike(unlike[0], differs)
+
+    def _again(
+        self,
+        start: Callable[[int, Callable[[Any], None]], None],
+        left: Account,
+        block: AbstractContextManager[None],
+    ) -> Generator[Any, None, str | None]:
+        """Yield the first batch within a block, undo what that changes, and return what differs."""
+        assert self._first is not None
+        again = Numbers()
         shard, num_samples, batch = self._first
         start(shard, lambda returned: again.update(_numbers(returned, num_samples)))
-        yield batch
+        with block:
+            yield self._copy(batch)
         differs = next((n for n, one in self._numbers.items() if again.get(n, one) != one), None)
-        if differs is not None:
-            raise self._refuse(carried(self._before, left, differs))
-        left.put_back()
+        if differs is None:
+            left.put_back()
+        return differs
 
 
 def _numbers(returned: Any, num_samples: int) -> Numbers:

@@ -115,7 +115,11 @@ def begin_loop(
         # The program may have moved the model since then, or added layers and groups.
         check_contents(model, optimizer, device)
         place_on(model, optimizer, device)
-    start(run, plan)
+    names = ("loss", "embed") if len(run.functions) == 2 else ()
+    rehearsals = Rehearsals(run, dict(zip(names, run.functions, strict=False)))
+    is_due = run.num_loops < _LOOKED_AT_LOOPS or run.num_loops % _LOOKED_AT_LOOPS == 0
+    looked_at = is_due and bool(run.functions)  # others are looked at in their steps
+    start(run, plan, lambda: rehearsals.account().holders if looked_at else [])
     itself: list[Callable[[], Any]] = []
     asked_at = -1 if frame is None else frame.f_lasti
     steps = steps_of(run, plan, plan.fetch(), itself, asked_at)

@@ -38,6 +38,7 @@ from unisono.programs.account import Account, ChangedPlace, over_memory_of
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.hashes import hashed
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference
+from unisono.programs.unlike import Unlike, as_there, depends_on_unlike, values_unlike
 from unisono.programs.walk import Walk, programs_own
 from unisono.runtime.device import generator_states, set_generator_states
 from unisono.runtime.workers.other_rank import as_another_worker
@@ -164,16 +165,26 @@ class Rehearsals:
             before.put_back()
 
     def of_body(self) -> BodyRehearsal:
-        """Return what repeats the first shard of a custom loop."""
+        """Return what repeats the first shard of a custom loop. Collective."""
         copied = _spare if self.is_exact else (lambda batch: None)
         body = BodyRehearsal(
-            partial(self.account, self._reads), copied, self._refusal, self._take_out_of_body
+            partial(self.account, self._reads),
+            copied,
+            self._refusal,
+            self._take_out_of_body,
+            lambda: as_another_worker(self._run.team.world),
+            self._unlike_in,
         )
         assert self._walk is not None
         assert self._run.engine is not None
         known = self._run.engine.passes.own_generators
         body.watch({p: one for p, one in self._walk.generators.items() if id(one) not in known})
         return body
+
+    def _unlike_in(self, account: Account) -> list[Unlike]:
+        """Return values of the program's loop that differ between workers. Collective."""
+        is_everybodys = is_due(AT_FIRST, self._run.kept.position.step)
+        return values_unlike(self._run.team, lambda: account.holders) if is_everybodys else []
 
     def _take_out_of_body(self, before: Account) -> None:
         changes = self._take_out(before)
@@ -326,6 +337,10 @@ class Rehearsals:
         if finding is not None:
             moved = [name for name, now in self._fixed().items() if fixed[name] != now]
             raise self._refusal(finding._replace(path=finding.path or "".join(moved[:1])))
+        unlike = self._run.unlike
+        if unlike and (differs := difference(once, compute(as_there(unlike)))):
+            culprits = (u for u in unlike if difference(once, compute(as_there([u]))))
+            raise depends_on_unlike(next(culprits, unlike[0]), differs)
         before.put_back()
         restart()
 

@@ -21,6 +21,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import default_shards
 from unisono.programs.kept import KeptProgram
 from unisono.programs.live import variables_of
+from unisono.programs.unlike import Unlike
 from unisono.runtime.device import Device
 from unisono.runtime.notices import say
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
@@ -86,6 +87,7 @@ class RunContext:
     are_mixed: bool | None = None  # whether devices compute different bits; None before a loop
     # how many custom loops began, by their code and their position in it
     loops_seen: Counter[Any] = field(default_factory=Counter)
+    unlike: Sequence[Unlike] = ()  # values that differed between workers when the loop began
     told: set[str] = field(default_factory=set)  # lines shown, of those shown once in a run
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,17 @@ from unisono.engine.state.contents import digest_of, signature
 from unisono.engine.state.saved import describe_modes
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign, default_shards
+from unisono.programs.holders import Holder
 from unisono.programs.live import orders_by_hash
+from unisono.programs.unlike import values_unlike
 from unisono.runtime.device import notices
-from unisono.runtime.world import OPEN_MPI, SLURM, THREADS_VARIABLE, threads_per_worker
+from unisono.runtime.world import (
+    OPEN_MPI,
+    SLURM,
+    THREADS_VARIABLE,
+    read_in_program,
+    threads_per_worker,
+)
 from unisono.training.identity import compare_devices, switches_of
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.resume import resume
@@ -34,8 +43,11 @@ _IN_EVAL = (
 )
 
 
-def start(run: RunContext, plan: LoopPlan) -> None:
-    """Move a run to where the loop begins, and check that all workers agree. Collective."""
+def start(run: RunContext, plan: LoopPlan, places: Callable[[], Iterable[Holder]]) -> None:
+    """Move a run to where the loop begins, and check that all workers agree. Collective.
+
+    `places` returns those of the program whose values may differ between workers.
+    """
     run.num_loops += 1
     totals = plan.totals
     run.loop = f"loop {run.num_loops}, epochs={totals.epochs}, steps={totals.steps}"
@@ -58,6 +70,11 @@ def start(run: RunContext, plan: LoopPlan) -> None:
             samples_seen(run, plan)
     _report_unseeded(run)
     _report_hashes(run)
+    if (at := read_in_program.get("at")) and not run.is_ahead:
+        run.say_once(
+            f"the program reads the number of workers ({Path(at).name}): what it computes from "
+            f"that, such as a learning rate, differs with the number of workers"
+        )
     if not (run.is_ahead or run.is_over(plan.totals)):
         _report_cores(run, plan.samples.shards)
         _report_loss_costs(run)
@@ -68,7 +85,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
             "`exact=False`: operations without a deterministic kernel are allowed on "
             f"{run.device.name}, so results may differ from one run to the next"
         )
-    payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan))
+    payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan, places))
     run.are_mixed = bool(payload)
 
 
@@ -182,7 +199,7 @@ def _file_of_program() -> str:
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "").name
 
 
-def _agree(run: RunContext, plan: LoopPlan) -> bytes:
+def _agree(run: RunContext, plan: LoopPlan, places: Callable[[], Iterable[Holder]]) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
     known = _known(run, plan)
     run.team.agree(
@@ -208,6 +225,7 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
+    run.unlike = values_unlike(run.team, places)
     check_devices(run.exchange, run.device, run.team)
     if run.are_mixed is None:
         told = compare_devices(run.device, run.team, exact=run.options.exact)

@@ -131,8 +131,9 @@ class Step(DoneStep):
         return batches
 
     def _batches(self) -> Iterator[Any]:
-        more: Sequence[int] | None = self._engine.begin_passes()
+        # First, as workers meet there; one that is lost meanwhile has no shards yet.
         self._rehearsal = None if self.rehearse is None else self.rehearse()
+        more: Sequence[int] | None = self._engine.begin_passes()
         while more is not None:
             yield from self._compute(more)
             if self._rehearsal is not None:
