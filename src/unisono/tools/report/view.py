@@ -200,7 +200,8 @@ def _condition(
     # The process that holds the directory may start a replacement.
     if states == {GONE.state} and (silent_s > STAYS_S or not is_held):
         return Condition.GONE
-    patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
+    num_steps = STILL_STEPS + status.progress.num_repeated
+    patience_s = max(STILL_S, num_steps / rate if rate else 0.0)
     return Condition.STILL if still_s > patience_s else Condition.RUNNING
 
 
