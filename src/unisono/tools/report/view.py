@@ -49,8 +49,6 @@ class RunStatus:
         """Add the next event."""
         self.progress.add(event)
         if isinstance(event, StepDone):
-            if self.recent and event.step <= self.recent[-1].step:
-                self.recent.clear()  # a step is repeated: earlier ones are outdated
             self.recent.append(event)
             sizes = zip(event.ranks, event.allocated_bytes, strict=False)
             self.memory |= dict(list(sizes)[:MAX_WORKERS])
