@@ -250,3 +250,7 @@ def test_the_last_note_is_the_last_whole_line(worker):
         file.write("torn")
     worker.journal.close()
     assert worker.journal.last_note() == b"a note\n"
+    after = Worker(worker.path)
+    assert after.journal.last_note() == b"a note\n"
+    after.step(1, 2, 3)  # to look makes nobody the writer
+    assert after.lines == [*steps(1, 2), "a note", *steps(3)]

@@ -106,11 +106,14 @@ class Journal:
     def last_note(self) -> bytes:
         """Return the last whole line of the file; empty if it belongs to a step, or if none is."""
         notes: list[bytes] = []
+        is_writer = self._fd >= 0
         try:
-            if self._fd >= 0 or (self._path.exists() and self._opens()):
+            if is_writer or (self._path.exists() and self._opens()):
                 _, _, notes = self._tail()
         except OSError as error:
             self._complain(error)
+        if not is_writer:
+            self._let_go()
         return notes[-1] if notes else b""
 
     def close(self) -> None:
