@@ -20,10 +20,12 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import Callback, EventLog, Times
+from unisono.tools.report.run_progress import RunProgress
 from unisono.training.callbacks import event_log, journal
 from unisono.training.callbacks.event_log import encode, place_of, step_line
 from unisono.training.callbacks.journal import Journal
 from unisono.training.events.events import read_event
+from unisono.training.events.follow import EventReader
 from unisono.training.fit import FitUnderWay
 
 ODD = st.sampled_from([*sys.float_info, math.nan, -math.inf, 10**400, -1, 2**63, "\ud800\0", True])
@@ -281,8 +283,8 @@ class FailsAtFirst(Callback):
 
 def fail_before_the_lead_has_begun(directory):
     if unisono.world().rank == 0:
-        set_aside = Journal.set_aside
-        Journal.set_aside = lambda journal: (time.sleep(0.3), set_aside(journal))
+        begin = Journal.begin
+        Journal.begin = lambda journal, step: (time.sleep(0.3), begin(journal, step))
     train(directory, checkpoint=unisono.Checkpoint(resume="never"), callbacks=[FailsAtFirst()])
 
 
@@ -449,7 +451,7 @@ def test_what_is_held_back_is_written_before_a_snapshot(tmp_path, monkeypatch, t
     log.on_error(fit, RuntimeError())
 
 
-def test_who_fails_has_the_last_word(tmp_path, monkeypatch):
+def test_a_failure_counts_before_the_lines_that_the_leader_held_back(tmp_path, monkeypatch):
     log, fit = hold_back(tmp_path, monkeypatch, (0, 1))
     other, there = EventLog(tmp_path / "events.jsonl"), Crew()
     there.rank, there.is_leader, there.times = 1, False, fit.times
@@ -458,8 +460,11 @@ def test_who_fails_has_the_last_word(tmp_path, monkeypatch):
         other.on_step_end(there, done(number))
     other.on_error(there, ValueError("what is wrong"))
     log.on_error(fit, unisono.errors.PeerLostError("rank 1 has failed", rank=1))
-    assert numbers(tmp_path) == [3]
-    assert events(tmp_path)[-1]["error"] == "ValueError"
+    assert numbers(tmp_path) == [3, 4]
+    progress = RunProgress()
+    for event in EventReader(tmp_path / "events.jsonl").new_events():
+        progress.add(event)
+    assert progress.ended.error == "ValueError"
 
 
 def test_a_run_goes_on_whose_working_directory_is_gone(tmp_path, monkeypatch):

@@ -1,9 +1,7 @@
-"""A file of lines that stays right when steps come again and when another worker writes on."""
+"""Each line stands there once when steps come again and when another worker writes on."""
 
 import errno
-import fcntl
 import os
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -38,10 +36,6 @@ class Worker:
             self.fit.is_leader = writes
             self.journal.add(step, lambda step=step: line_of(step), may_wait=may_wait)
 
-    def cut(self, step, writes=True):
-        self.fit.is_leader = writes
-        self.journal.cut(step)
-
     @property
     def lines(self):
         return self.path.read_text().splitlines()
@@ -58,19 +52,43 @@ def steps(*numbers):
 
 def test_who_does_not_write_makes_nothing(worker):
     worker.step(0, 1, writes=False)
-    worker.cut(1, writes=False)
     assert not worker.path.parent.exists()
 
 
-@pytest.mark.parametrize("block_bytes", [1, 3, 8, 64])
-def test_blocks_may_end_anywhere_in_a_line(worker, monkeypatch, block_bytes):
-    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+@pytest.mark.parametrize("tail_bytes", [1, 3, 8, 64])
+def test_blocks_may_end_anywhere_in_a_line(worker, monkeypatch, tail_bytes):
+    monkeypatch.setattr(module, "_TAIL_BYTES", tail_bytes)
     worker.step(*range(8, 13))
     worker.journal.note(b"a note\n")
     worker.step(13)
-    worker.cut(10)
-    worker.step(10)
-    assert worker.lines == [*steps(8, 9), "a note", *steps(10)]
+    worker.journal.close()
+    with worker.path.open("a") as file:
+        file.write("torn")
+    after = Worker(worker.path)
+    after.step(12, 13, 14)
+    assert after.lines == [*steps(*range(8, 13)), "a note", *steps(13, 14)]
+    after.journal.begin(10)
+    after.step(10)
+    assert after.lines == [*steps(8, 9), "a note", *steps(10)]
+
+
+def test_a_step_that_comes_again_has_its_line(worker):
+    worker.step(0, 1, 2)
+    worker.journal.note(b"went back\n")
+    worker.step(1, 2, 3)
+    assert worker.lines == [*steps(0, 1, 2), "went back", *steps(3)]
+
+
+def test_a_resumed_run_begins_a_new_file_only_if_it_has_to(worker):
+    worker.step(0, 1, 2)
+    worker.journal.note(b"a note\n")
+    before = worker.path.stat().st_ino
+    worker.journal.begin(3)
+    assert (worker.path.stat().st_ino, worker.lines[-1]) == (before, "a note")
+    with worker.path.open("rb") as reader:
+        worker.journal.begin(1)
+        assert worker.lines == [*steps(0), "a note"]
+        assert reader.read() == b"step 0\nstep 1\nstep 2\na note\n"  # nobody cuts what is read
 
 
 @pytest.mark.parametrize("torn", ["", "step 3", "st", '{"half'])
@@ -85,7 +103,7 @@ def test_a_torn_line_is_taken_out_when_somebody_goes_on(worker, torn):
 
 def test_another_run_gets_a_file_of_its_own(worker):
     for run in range(3):
-        worker.journal.set_aside()
+        worker.journal.begin(0)
         worker.step(run)
     folder = worker.path.parent
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -99,7 +117,7 @@ def test_another_run_gets_a_file_of_its_own(worker):
 
 def test_a_folder_keeps_its_name(tmp_path):
     worker = Worker(tmp_path)
-    worker.journal.set_aside()
+    worker.journal.begin(0)
     worker.step(0)
     assert tmp_path.is_dir()
     assert not list(tmp_path.parent.glob(f"{tmp_path.name}-*"))
@@ -112,8 +130,8 @@ def test_trouble_is_told_once_and_ends_nothing(tmp_path):
     worker = Worker(tmp_path / "file" / "lines.txt")
     worker.step(0, 1)
     worker.journal.note(b"a note\n")
-    worker.cut(0)
-    worker.journal.set_aside()
+    worker.journal.begin(0)
+    worker.journal.begin(1)
     assert len(worker.said) == 1
     assert "must be writable" in worker.said[0]
     assert "training continues" in worker.said[0]
@@ -154,7 +172,7 @@ def test_lines_wait_for_others_but_not_long(worker, clock):
     assert worker.lines == steps(*range(14))
 
 
-@pytest.mark.parametrize("act", ["flush", "take_over", "close"])
+@pytest.mark.parametrize("act", ["flush", "close"])
 def test_what_waits_is_written_when_it_has_to_be(worker, clock, act):
     worker.step(0, 1, 2, may_wait=True)
     getattr(worker.journal, act)()
@@ -164,58 +182,16 @@ def test_what_waits_is_written_when_it_has_to_be(worker, clock, act):
 def test_what_waits_comes_before_what_follows_it(worker, clock):
     worker.step(0, 1, 2, may_wait=True)
     worker.journal.note(b"a note\n")
-    worker.step(3, 4, may_wait=True)
-    worker.cut(4)
-    assert worker.lines == [*steps(0, 1, 2), "a note", *steps(3)]
+    assert worker.lines == [*steps(0, 1, 2), "a note"]
 
 
-def test_who_notes_something_writes_first_what_another_holds_back(tmp_path, clock):
+def test_a_note_of_another_worker_changes_nothing_for_the_leader(tmp_path, clock):
     writer, other = Worker(tmp_path / "lines.txt"), Worker(tmp_path / "lines.txt")
     writer.step(0, 1, 2, 3, may_wait=True)
-    other.step(0, 1, 2, writes=False)
+    other.step(0, 1, 2, 3, writes=False)
     other.journal.note(b"rank 1 failed\n")
-    assert writer.lines == [*steps(0, 1, 2), "rank 1 failed"]
     writer.journal.close()
-    assert writer.lines == [*steps(0, 1, 2), "rank 1 failed", *steps(3)]
-
-
-@pytest.mark.slow
-def test_two_who_write_at_once_write_each_line_once(tmp_path):
-    path, both = tmp_path / "lines.txt", threading.Barrier(2, timeout=60)
-
-    def write(text):
-        worker = Worker(path)
-        for step in range(200):
-            both.wait()
-            worker.step(step)
-            worker.journal.note(text)
-
-    others = threading.Thread(target=write, args=(b"another\n",))
-    others.start()
-    write(b"one\n")
-    others.join()
-    lines = path.read_text().splitlines()
-    assert [line for line in lines if line.startswith("step")] == steps(*range(200))
-    assert (lines.count("one"), lines.count("another")) == (200, 200)
-
-
-def test_nobody_waits_for_ever_for_one_that_stands_still(worker, monkeypatch):
-    monkeypatch.setattr(module, "_LOCK_S", 0.0001)
-    worker.step(0)
-    with open(worker.path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        worker.step(1)
-    assert worker.lines == steps(0, 1)
-
-
-def test_a_file_system_without_locks_does(worker, monkeypatch):
-    def refuse(fd, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(module.fcntl, "flock", refuse)
-    worker.step(0, 1)
-    assert worker.lines == steps(0, 1)
-    assert not worker.said
+    assert sorted(writer.lines) == ["rank 1 failed", *steps(0, 1, 2, 3)]
 
 
 ACTS = st.lists(
@@ -234,40 +210,47 @@ ACTS = st.lists(
 @given(acts=ACTS)
 def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
     path = tmp_path_factory.mktemp("journal") / "lines.txt"
-    workers, leader, position, notes = [Worker(path) for _ in range(2)], 0, 0, 0
-    for act in acts:
+    workers, leader, position, num_done, notes = [Worker(path), Worker(path)], 0, 0, 0, 0
+    workers[1].fit.is_leader = False
+
+    def step(of, *, may_wait=False):
+        for rank in of:
+            workers[rank].step(position, writes=rank == leader, may_wait=may_wait)
+        return position + 1
+
+    for act in [*acts, ("step", False)]:
         if act[0] == "step":
-            for rank, worker in enumerate(workers):
-                worker.step(position, writes=rank == leader, may_wait=act[1])
-            position += 1
+            position = step((0, 1), may_wait=act[1])
         elif act[0] == "back":
             position = max(0, position - act[1])
-            for rank, worker in enumerate(workers):
-                worker.cut(position, writes=rank == leader)
         elif act[0] == "lose":  # just before it wrote the newest step
-            for rank, worker in enumerate(workers):
-                if rank != leader:
-                    worker.step(position, writes=False)
-            position += 1
+            position = step([1 - leader])
             workers[leader] = Worker(path)
+            workers[leader].fit.is_leader = False
             leader = 1 - leader
-            workers[leader].journal.take_over()
+            workers[leader].fit.is_leader = True
+            workers[leader].journal.flush()
         else:
             notes += 1
             workers[notes % 2].journal.note(b"a note\n")
-    for rank, worker in enumerate(workers):
-        worker.step(position, writes=rank == leader)
+        num_done = max(num_done, position)
+    workers[leader].journal.flush()
     lines = workers[leader].lines
-    assert [line for line in lines if line != "a note"] == steps(*range(position + 1))
+    assert [line for line in lines if line != "a note"] == steps(*range(num_done))
     assert lines.count("a note") == notes
 
 
-def test_the_last_line_is_the_last_whole_one(worker):
-    assert worker.journal.last() == b""
+def test_the_last_note_is_the_last_whole_line(worker):
+    assert worker.journal.last_note() == b""
     assert not worker.path.exists()
     worker.step(1, 2)
-    assert worker.journal.last() == b"step 2"
+    assert worker.journal.last_note() == b""
+    worker.journal.note(b"a note\n")
     with open(worker.path, "a") as file:
         file.write("torn")
     worker.journal.close()
-    assert worker.journal.last() == b"step 2"
+    assert worker.journal.last_note() == b"a note\n"
+    after = Worker(worker.path)
+    assert after.journal.last_note() == b"a note\n"
+    after.step(1, 2, 3)  # to look makes nobody the writer
+    assert after.lines == [*steps(1, 2), "a note", *steps(3)]

@@ -20,9 +20,10 @@ from tests.classified import cross_entropy as loss
 import unisono
 from unisono.callbacks import Callback, MLflow, TensorBoard, WandB
 from unisono.errors import NotPlainFileError
+from unisono.runtime.checkpoint.run_directory import file_id_of
 from unisono.training.callbacks import logger, logger_feed, trackers
 from unisono.training.callbacks.logger import Logger
-from unisono.training.callbacks.logger_feed import Opening, Row
+from unisono.training.callbacks.logger_feed import Opening, Row, Sender, locked_run
 from unisono.training.events.events import read_event
 
 STEPS, VALIDATIONS = list(range(12)), [2, 5, 8, 11]
@@ -176,7 +177,7 @@ def test_mlflow_gets_a_name_that_it_refuses_in_other_letters(tmp_path):
     run._entities = SimpleNamespace(Metric=lambda *metric: metric, Param=lambda *param: param)
     run.log([Row(3, 0.5, {"train/top@5": 1.0})])
     run._client.log_batch.assert_called_once_with("mine", metrics=[("train/top_5", 1.0, 500, 3)])
-    run._created(Opening(tmp_path, 1, MLflow()._settings, {"a=b": 1}, 0))
+    run._created(Opening(tmp_path, 1, MLflow()._settings, {"a=b": 1}))
     assert run._client.log_batch.call_args.kwargs == {"params": [("a_b", "1")]}
 
 
@@ -262,7 +263,7 @@ def test_what_it_gets(tmp_path, fake, capfd):
 def test_a_run_without_a_directory_has_an_event_file_beside_its_logger(tmp_path, fake):
     train(None, functools.partial(fake, path=tmp_path / "json"), 1)
     assert len(lines(tmp_path)) == 6
-    assert sorted(os.listdir(tmp_path)) == [".loggers", "json", "json.events.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == ["json", "json.events.jsonl"]
 
 
 @pytest.mark.slow
@@ -360,13 +361,45 @@ def test_nothing_goes_over_the_network_unless_asked(monkeypatch):
     assert MLflow()._settings["tracking_uri"] is None
 
 
-@pytest.mark.slow
-def test_the_first_process_has_the_run_before_the_next_one(tmp_path, fake):
-    """However long it takes to start: the leader itself locks the file."""
-    loggers = logger.Loggers([], tmp_path / "events.jsonl")
-    process = loggers._started(SimpleNamespace(), 0)
-    with open(tmp_path / ".loggers") as again:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        process.communicate()
+def test_one_process_has_the_run_at_a_time_and_the_next_one_continues_it(tmp_path):
+    events = [read_event(b'{"event": "step", "step": %d, "means": {}}' % n) for n in range(4)]
+    run = mock.Mock(run_id="mine")
+    first_fd = locked_run(tmp_path)
+    first = Sender(Opening(tmp_path, 1, {}, {}), lambda opening: run, first_fd)
+    with open(tmp_path / "run.json") as again, pytest.raises(BlockingIOError):
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for event in events[:2]:
+        first.take(event)
+    first.flush()
+    os.close(first_fd)  # as its process ends
+    begun, second_fd = [], locked_run(tmp_path)
+    begin = lambda opening: begun.append(opening) or run  # noqa: E731
+    second = Sender(Opening(tmp_path, 1, {}, {}), begin, second_fd)
+    for event in events:
+        second.take(event)
+    second.flush()
+    assert begun[0].run_id == "mine"
+    assert [[row.step for row in call.args[0]] for call in run.log.call_args_list] == [
+        [0, 1],
+        [2, 3],
+    ]
+    os.close(second_fd)
+
+
+@pytest.mark.parametrize("status", ["", "finished"])
+def test_a_process_whose_leader_is_lost_before_it_has_begun_leaves_the_run_to_the_next_one(
+    tmp_path, monkeypatch, status
+):
+    begun = []
+    opens = mock.Mock(side_effect=lambda opening: begun.append(opening) or mock.Mock(run_id="mine"))
+    monkeypatch.setattr(
+        logger_feed.importlib, "import_module", lambda name: mock.Mock(opens=mock.Mock(opens=opens))
+    )
+    path = tmp_path / "events.jsonl"
+    path.touch()
+    feed = logger_feed._Feed({"events": str(path), "file": file_id_of(path), "loggers": []}, 1)
+    feed._status = status
+    feed._ends.set()
+    opening = {"path": str(tmp_path), "every": 1, "settings": {}, "config": {}}
+    feed._follow({"home": ["fake", "opens"], "opening": opening})
+    assert len(begun) == bool(status)

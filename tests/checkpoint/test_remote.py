@@ -263,6 +263,29 @@ def test_a_second_job_is_refused_as_long_as_the_first_gives_signs_of_life(
     assert time.monotonic() - begun_s < 0.4 or "waiting up to" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("moment", ["_found_there", "_read_owner"])
+def test_of_two_jobs_that_begin_at_once_one_is_refused(
+    one: Machine, other: Machine, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Both were accepted if one claimed the URL while the other looked at what is there."""
+    begun: list[Copy] = []
+    first = Copy(one.work("first"))
+    look = getattr(first, moment)
+
+    def interrupted() -> Any:
+        found = look()
+        if not begun:
+            begun.append(other.begin("second", pid=os.getppid()))
+        return found
+
+    monkeypatch.setattr(first, moment, interrupted)
+    with pytest.raises(CheckpointError, match=f"in use by process {os.getppid()} on "):
+        first.open()
+    other.write(1)
+    begun[0].round(is_last=True)
+    assert not begun[0].missing()
+
+
 @pytest.mark.parametrize(
     ("commit", "refused"),
     [

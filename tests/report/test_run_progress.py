@@ -66,13 +66,6 @@ def test_who_works_and_how_far_it_is(lines, num_done, ranks, lost):
     assert (made.num_done, made.ranks, made.lost) == (num_done, ranks, lost)
 
 
-def test_a_step_counts_once_however_often_it_comes():
-    made = RunProgress()
-    lines = [step(0, 1), step(1, 2), event("went_back", 1, from_step=2), step(1, 3), step(2, 4)]
-    assert [made.add(one) for one in events(lines)] == [True, True, True, False, True]
-    assert (made.num_steps, made.num_done) == (3, 3)
-
-
 def test_who_was_lost_is_counted_over_all_fits():
     lost = workers(5, ranks=[0], lost=[1])
     assert progress(start_line(), lost, start_line(step=5), lost).num_lost == 2

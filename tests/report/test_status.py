@@ -42,11 +42,6 @@ def test_times_are_of_the_workers_that_there_are():
     assert not made.recent
 
 
-def test_times_are_not_of_steps_that_come_again():
-    made = status_of(start_line(), step(0, 1), step(1, 2), step(2, 3), step(1, 4))
-    assert (made.progress.num_done, len(made.recent)) == (2, 1)
-
-
 def test_a_worker_lost_in_a_step_has_no_times():
     lines = {f"{name}_s": [0.001, None] for name in PHASES}
     first, second = worker_lines(status_of(start_line(), {**step(0, 1), **lines}), {})

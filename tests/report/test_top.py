@@ -143,7 +143,7 @@ class TestLiveView:
         file.write_bytes(to_bytes(start_line())[:50])
         assert watch.current().condition is Condition.AWAITED
 
-    def test_a_file_that_was_cut_is_read_anew(self, watch, file):
+    def test_a_file_that_was_replaced_is_read_anew(self, watch, file):
         head = to_bytes(start_line()) + to_bytes(step(0, 1))
         lost = event("workers", 2, ranks=[0], lost=[1], joined=[], pids=[], why=["x"])
         kept = to_bytes(event("checkpoint", 2))

@@ -55,6 +55,13 @@ def test_standing_still_is_told_in_words():
     assert not found.is_over
 
 
+def test_a_run_that_repeats_steps_does_not_stand_still():
+    lines = [start_line(), step(98, 0), step(99, 1), event("went_back", 80, 1.5, from_step=100)]
+    assert view(*lines, at_s=25).condition is Condition.RUNNING
+    assert view(*lines, at_s=30).condition is Condition.STILL
+    assert view(*lines, step(100, 22), at_s=120).condition is Condition.STILL
+
+
 @pytest.mark.parametrize(
     ("lines", "until_s", "words"),
     [

@@ -6,6 +6,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
         for batch in step.shards:
             step.backward(loss(m, batch) * weight)
 
+
 # %% a_weight_of_each_step: MIXED
 def train():
     run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
@@ -18,6 +19,7 @@ def train():
 
 
 run = train()
+
 
 # %% a_setting_of_an_object: MIXED
 class Settings:

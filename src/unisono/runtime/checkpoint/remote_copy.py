@@ -76,11 +76,11 @@ class Copy:
 
         Raises a CheckpointError if another job owns the URL, or its contents cannot be used.
         """
-        before = self._left().get("session") if self._work["owns"] else None
+        before = self._left() if self._work["owns"] else {}
         known: list[Any] = []  # the sessions that the local folder knows
         with suppress(OSError, NotPlainFileError, TypeError, ValueError, RecursionError):
             known += json.loads(_read(self._folder / NOTE))
-        is_continued = before in known
+        is_continued = before.get("session") in known
         self._there = self._found_there()
         if self._work["resumes"]:
             if not is_continued:
@@ -95,7 +95,7 @@ class Copy:
             known = [*(known if is_continued else []), self._work["session"]]
             with written_whole(self._folder / NOTE) as file:
                 file.write(json.dumps(known).encode())
-            self._claim()
+            self._claim(before)
         if self._work["resumes"]:
             self._fetch()
         else:
@@ -103,8 +103,6 @@ class Copy:
 
     def round(self, *, is_last: bool) -> None:
         """Copy what is new, remove what is outdated; a TakenError if the URL has a new owner."""
-        if is_last:
-            self.beat()
         here = self._here()
         new = [step for step in sorted(here, reverse=True) if self._there.get(step) != here[step]]
         if new or is_last:
@@ -162,13 +160,17 @@ class Copy:
             return False
         return pid == self._work["pid"] or started_at(pid) != owner.get("started")
 
-    def _claim(self) -> None:
+    def _claim(self, before: dict[str, Any]) -> None:
+        """Become the owner after `before`; raise if another job does so at the same time."""
         pid, session = self._work["pid"], self._work["session"]
         process = {"host": host_name(), "pid": pid, "started": started_at(pid)}
         self._owner = {"session": session, "name": os.uname().nodename, **process, "beat": 0}
-        self._remote.write(OWNER, json.dumps(self._owner).encode())
-        time.sleep(SETTLE_S)  # of two jobs that claim at once, the later overwrites the other
-        there = self._read_owner()
+        start_s = time.monotonic()
+        if (there := self._read_owner()).get("session") == before.get("session"):
+            self._remote.write(OWNER, json.dumps(self._owner).encode())
+            # Of two jobs that write at once, the later overwrites the other.
+            time.sleep(max(SETTLE_S, 2 * (time.monotonic() - start_s)))
+            there = self._read_owner()
         if there.get("session") != session:
             raise self._in_use(there)
 

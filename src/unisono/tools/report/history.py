@@ -207,11 +207,12 @@ class History:
         """Add the events that follow."""
         for kind, group in groupby(events, type):
             while some := list(islice(group, _AT_ONCE)):
-                new = [event for event in some if self.progress.add(event)]
+                for event in some:
+                    self.progress.add(event)
                 if kind is StepEvent:
-                    self._add_steps(cast("list[StepEvent]", new))
+                    self._add_steps(cast("list[StepEvent]", some))
                     continue
-                for event in new:
+                for event in some:
                     if event is not self.progress.first and (said := said_of(event)) is not None:
                         self.marks.append(Mark(event.step, event.time_unix_s, said))
                     if isinstance(event, Evaluation):

@@ -1,11 +1,12 @@
 """The progress of a run: who works, how far it is, how it ended, and do its processes exist?
 
-Both the page and the live view read events here. Repeated steps count once. ::
+Both the page and the live view read events here. ::
 
-    events       start   step 0 … 9   workers   went_back   step 8   step 9   step 10   end
-    num_done     0       10           10        8           9        10       11        11
-    ranks        0 1     0 1          0         0           0        0        0         0
-    is it new?           yes                                no       no       yes
+    events       start   step 0 … 9   workers   went_back   step 10   end
+    num_done     0       10           10        8           11        11
+    ranks        0 1     0 1          0         0           0         0
+
+Steps that are repeated have their lines already, so each step comes once.
 
 An event file identifies processes by ID, on a host. An ID is trusted only on that host, and only
 for a process that is as old as the line with it, because IDs are reused.
@@ -79,9 +80,10 @@ class RunProgress:
     num_starts: int = 0  # number of fits that began
     ended: End | Failure | None = None  # None: it has not, according to the events
     num_done: int = 0  # steps done
+    num_repeated: int = 0  # steps that are being repeated, of which no lines come
     epoch: int | None = None  # of the last of them, counted from 0
     last_step: StepEvent | None = None  # the last step of the latest fit
-    num_steps: int = 0  # steps in the events, each counted once
+    num_steps: int = 0  # steps in the events
     evaluation: Evaluation | None = None  # the newest
     checkpoint: CheckpointRequest | None = None  # the newest
     num_checkpoints: int = 0
@@ -93,10 +95,9 @@ class RunProgress:
     began_unix_s: float = math.nan  # time of the first line
     last_unix_s: float = math.nan  # time of the last line
     seconds: float = 0.0  # of all fits, without the time between them
-    _furthest: int = -1
 
-    def add(self, event: Event) -> bool:
-        """Add the next event; return whether it is new, unlike a repeated step."""
+    def add(self, event: Event) -> None:
+        """Add the next event."""
         if math.isfinite(event.time_unix_s):
             passed_s = event.time_unix_s - self.last_unix_s
             if passed_s > 0 and not isinstance(event, Start):
@@ -106,13 +107,14 @@ class RunProgress:
             self.last_unix_s = event.time_unix_s
         match event:
             case StepEvent():
-                return self._add_step(event)
+                self._add_step(event)
             case Start():
                 self._add_start(event)
             case Workers():
                 self._add_workers(event)
             case WentBack(step=step, from_step=from_step):
                 self.num_done = step
+                self.num_repeated = max(0, (from_step or step) - step)
                 if self.trouble is not None and from_step is not None:
                     text = f"{self.trouble.text}; steps {step} to {from_step - 1} were repeated"
                     self.trouble = replace(self.trouble, text=text)
@@ -126,7 +128,6 @@ class RunProgress:
                 # Several workers may fail for the same reason; the first message counts.
                 if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
                     self.ended = event
-        return True
 
     def _add_start(self, start: Start) -> None:
         self.first = self.first or start
@@ -137,16 +138,14 @@ class RunProgress:
         self.lost, self.named, self.trouble = set(), {}, None
         self._name(start)
 
-    def _add_step(self, step: StepEvent) -> bool:
-        if isinstance(self.ended, Failure):
-            self.ended = None  # a replacement may fail while the others continue
+    def _add_step(self, step: StepEvent) -> None:
+        # A replacement may fail while the others continue; a step before that may be written later.
+        if isinstance(self.ended, Failure) and step.time_unix_s > self.ended.time_unix_s:
+            self.ended = None
         self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step
+        self.num_repeated = 0
         self.ranks = step.ranks or self.ranks
-        if step.step <= self._furthest:
-            return False
-        self._furthest = step.step
         self.num_steps += 1
-        return True
 
     def _add_workers(self, event: Workers) -> None:
         self.ranks = event.ranks or self.ranks

@@ -49,8 +49,6 @@ class RunStatus:
         """Add the next event."""
         self.progress.add(event)
         if isinstance(event, StepEvent):
-            if self.recent and event.step <= self.recent[-1].step:
-                self.recent.clear()  # a step is repeated: earlier ones are outdated
             self.recent.append(event)
             sizes = zip(event.ranks, event.allocated_bytes, strict=False)
             self.memory |= dict(list(sizes)[:MAX_WORKERS])
@@ -196,7 +194,8 @@ def _condition(
     # The process that holds the directory may start a replacement.
     if states == {GONE.state} and (silent_s > STAYS_S or not is_held):
         return Condition.GONE
-    patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
+    num_steps = STILL_STEPS + status.progress.num_repeated
+    patience_s = max(STILL_S, num_steps / rate if rate else 0.0)
     return Condition.STILL if still_s > patience_s else Condition.RUNNING
 
 

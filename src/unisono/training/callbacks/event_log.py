@@ -1,7 +1,8 @@
 """Writes the event file: what happened in a run, one JSON object a line (`docs/events.md`).
 
-The lines of steps ascend, and each step appears once, even if workers are lost or the run goes
-back. Units are in the names; numbers that JSON lacks are the strings "nan", "inf" and "-inf".
+The lines of steps ascend, and each step appears once, as it was done first: a step that is
+repeated, because the run goes back, has the same results. Units are in the names; numbers that JSON
+lacks are the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -83,9 +84,8 @@ class EventLog(Callback):
 
         def begin() -> str:
             try:
-                if fit.step == 0 and not fit.has_joined:
-                    journal.set_aside()
-                journal.cut(fit.step)
+                if not fit.has_joined:
+                    journal.begin(fit.step)
                 if not (fit.has_joined and path.exists()):
                     journal.note(_start(fit, fit.step))
             except Exception as error:  # the others wait for this result
@@ -147,8 +147,7 @@ class EventLog(Callback):
             until_s = perf_counter() + _TOLD_WITHIN_S
             while None in _times(fit, *self._pending) and perf_counter() < until_s:
                 os.sched_yield()
-        self._add_pending(fit)
-        self._journal.take_over()  # includes lines that a lost leader held back
+        self._write_pending(fit)
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write which workers compute now."""
@@ -161,19 +160,13 @@ class EventLog(Callback):
             self._write_pending(fit)
         if self._journal is not None and fit.is_leader:
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
-            # Undone steps may have left lines if the workers that went back died before the cut.
-            self._journal.cut(fit.step)
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Remove the lines of the steps that will be repeated."""
-        if self._pending is not None and self._pending[0] >= fit.step:
-            self._pending = None
-        if self._journal is not None:
-            self._write_pending(fit)
-            self._journal.cut(fit.step)
-            if fit.is_leader:
-                self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
+        """Write that steps will be repeated; those that were done have their lines."""
+        self._write_pending(fit)
+        if self._journal is not None and fit.is_leader:
+            self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
         """Write how the call ended."""
@@ -193,12 +186,12 @@ class EventLog(Callback):
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """Write what happened, on the worker that failed and not on those that wait for it."""
-        if self._journal is not None and self._writes_end(fit, error):
-            if fit.is_leader:
-                self._write_pending(fit)
-            if by := _signal_of(error):
+        if self._journal is not None:
+            has_a_say = self._writes_end(fit, error)
+            self._write_pending(fit)
+            if has_a_say and (by := _signal_of(error)):
                 self._journal.note(encode("interrupted", step=fit.step, by=by))
-            else:
+            elif has_a_say:
                 facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
                 self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
@@ -207,7 +200,8 @@ class EventLog(Callback):
         """Return whether this worker writes how the call ends."""
         if isinstance(error, PeerLostError):
             # A killed worker writes nothing: the first of the others writes for it.
-            is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
+            note = b"" if self._journal is None else self._journal.last_note()
+            is_told = b'"event":"failure"' in note
             return not is_told and fit.rank == min(set(fit.ranks) - {error.rank}, default=None)
         return fit.is_leader or not _signal_of(error)
 

@@ -1,47 +1,41 @@
-"""A file with lines for each step that stays correct whatever happens to the run.
+"""A file with lines for each step, to which one worker appends: each line once, in order.
 
-Every worker knows the newest lines; one writes. If it is lost, another continues at the end of the
-file. If steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut; so
-is a torn last line, which has no newline. A full disk or a read-only folder does not end the run:
-it is reported, and every later line is tried again. Nothing is synced.
+Every worker knows the newest lines; the leader writes them. If it is lost, the next leader looks at
+the end of the file and continues there. Nothing that was written is undone: if the run goes back,
+the repeated steps have the same results, and their lines are there already. Only a run that resumes
+from before the end of its file begins a new file, with the lines that stay. A full disk or a
+read-only folder does not end the run: it is reported, and later lines are tried again. Nothing is
+synced.
 
 A line may be held back for a moment and written with those that follow it: between two steps every
-cache is cold, and writing eight lines takes little longer than writing one. The writer first checks
-that the file ends where it left it; if not, another worker has written, and it adds what the file
-lacks.
+cache is cold, and writing eight lines takes little longer than writing one.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import io
 import itertools
 import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
 from unisono.runtime.notices import say, shown
-from unisono.runtime.plainfile import is_at, open_plain
+from unisono.runtime.plainfile import is_at, open_plain, written_whole
 from unisono.training.callbacks.callback import Callback, Fit
 
 # Lines that a lost worker may not have written: those held back, and some more.
 _KNOWN = 16
 _HELD_AT_MOST, _HELD_S = 8, 0.1
-_LOCK_TRIES, _LOCK_S = 100, 0.01
 _BARRED_S = 1.0  # before checking again whether writing is allowed
-_BLOCK_BYTES = 1 << 20
-_NOWHERE = -1
+_TAIL_BYTES = 1 << 16
 
 # Returns a line's place in the run: its step, and a fraction that orders the lines of one step.
 # None: the line belongs to no step and always stays.
 PlaceOf = Callable[[bytes], float | None]
-_Line = tuple[float, Callable[[], bytes]]
 
 
 @final
@@ -62,78 +56,65 @@ class Journal:
     ) -> None:
         self._path, self._place_of, self._fit, self._anew = path, place_of, fit, anew
         self._fd = -1
-        self._known: deque[_Line] = deque(maxlen=_KNOWN)
-        self._held: list[_Line] = []
-        self._end = _NOWHERE  # the size of the file when this worker left it
-        self._last = -1.0  # the place of its last line then
+        # Lines that may not be in the file yet.
+        self._known: deque[tuple[float, Callable[[], bytes]]] = deque(maxlen=_KNOWN)
+        self._last = -1.0  # the last place in the file, once this worker is its writer
         self._wrote_at_s = 0.0
         self._barred_at_s = -math.inf
         self._has_complained = False
 
-    def add(self, place: float, make: Callable[[], bytes], *, may_wait: bool = False) -> None:
-        """Add a line. Every worker calls it, so that the next leader knows the line.
+    def begin(self, step: int) -> None:
+        """Continue the file at `step`, without lines of that step and of those after it.
 
-        `place`: where it belongs, above the place of the line before; `make` returns it, now or
-        later; `may_wait`: hold it back, until the eighth, or the next after a tenth of a second.
+        At step 0 another run begins, and the file is renamed; folders keep their name.
         """
-        writes = self._fit.is_leader
-        if not writes:
-            self.close()
+        try:
+            if step == 0 and self._path.is_file():
+                names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
+                self._path.rename(next(name for name in names if not name.exists()))
+            elif step > 0 and self._path.exists() and self._opens():
+                self._leave_out(step)
+        except OSError as error:
+            self._complain(error)
+        self._close()
+
+    def add(self, place: float, make: Callable[[], bytes], *, may_wait: bool = False) -> None:
+        """Add a line, unless it is there. Every worker calls it, as any may be the next leader.
+
+        `place`: where it belongs, above the place of the line before, except in a repeated step;
+        `make` returns it, now or later; `may_wait`: hold it back, until the eighth, or the next
+        after a tenth of a second.
+        """
         self._known.append((place, make))
-        if writes:
-            self._held.append((place, make))
-            is_late = time.monotonic() - self._wrote_at_s >= _HELD_S
-            if is_late or not may_wait or len(self._held) >= _HELD_AT_MOST:
-                self.flush()
+        is_late = time.monotonic() - self._wrote_at_s >= _HELD_S
+        if is_late or not may_wait or len(self._known) >= _HELD_AT_MOST:
+            self.flush()
 
     def flush(self) -> None:
-        """Write the lines that are held back."""
-        if self._held:
+        """On the leader: write the lines that are held back, or that a lost leader held back."""
+        if self._fit.is_leader:
             self._write(b"")
-
-    def take_over(self) -> None:
-        """Become the writer: write what the previous one may have left out."""
-        self._write(b"")
-
-    def note(self, line: bytes) -> None:
-        """Add a line that belongs to no step, after all lines known here; any worker may."""
-        is_mine = self._fd >= 0
-        self._write(line)
-        if not is_mine:
+        else:
             self._close()
 
-    def last(self) -> bytes:
-        """Return the last whole line of the file; empty if there is none."""
-        is_mine = self._fd >= 0
-        if not is_mine and not (os.path.exists(self._path) and self._opens()):
-            return b""
+    def note(self, line: bytes) -> None:
+        """Add a line that belongs to no step; any worker may."""
+        self._write(line)
+        if not self._fit.is_leader:
+            self._close()
+
+    def last_note(self) -> bytes:
+        """Return the last whole line of the file; empty if it belongs to a step, or if none is."""
+        notes: list[bytes] = []
+        is_writer = self._fd >= 0
         try:
-            return next((line for _, line in self._backwards() if line.endswith(b"\n")), b"")[:-1]
+            if is_writer or (self._path.exists() and self._opens()):
+                _, _, notes = self._tail()
         except OSError as error:
             self._complain(error)
-            return b""
-        finally:
-            if not is_mine:
-                self._close()
-
-    def cut(self, step: int) -> None:
-        """Remove the lines of `step` and of all steps after it."""
-        self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
-        self._held = [one for one in self._held if one[0] < step]
-        if self._fit.is_leader and os.path.exists(self._path):
-            self._write(b"", but_cut_at=step)
-
-    def set_aside(self) -> None:
-        """Rename the file, if there is one, because another run begins; folders keep their name."""
-        self.close()
-        self._known.clear()
-        path = self._path
-        names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
-        try:
-            if path.is_file():
-                path.rename(next(name for name in names if not name.exists()))
-        except OSError as error:
-            self._complain(error)
+        if not is_writer:
+            self._close()
+        return notes[-1] if notes else b""
 
     def close(self) -> None:
         """Write the lines that are held back, and close the file."""
@@ -141,7 +122,7 @@ class Journal:
         self._close()
 
     def _close(self) -> None:
-        fd, self._fd, self._end = self._fd, -1, _NOWHERE
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
@@ -153,19 +134,18 @@ class Journal:
             self._complain(error)
         return self._fd >= 0
 
-    def _write(self, line: bytes, but_cut_at: int | None = None) -> None:
-        """Write the lines held back, or all that the file lacks, and then `line`."""
-        held, self._held = self._held, []
+    def _write(self, note: bytes) -> None:
+        """Append what the file lacks, if this worker is the leader, and then a note."""
         self._wrote_at_s = time.monotonic()
         if self._wrote_at_s - self._barred_at_s < _BARRED_S:
             return
-        is_open = self._fd >= 0
         # A file that is where it was is also in the same folder.
-        is_anew = is_open and not is_at(self._path, self._fd)
-        if (is_anew or not is_open) and (trouble := trouble_at(self._fit, self._path)):
+        is_there = self._fd >= 0 and is_at(self._path, self._fd)
+        if not is_there and (trouble := trouble_at(self._fit, self._path)):
             self._barred_at_s = self._wrote_at_s
             self._complain(OSError(trouble.removesuffix(".")))
             return
+        is_anew = self._fd >= 0 and not is_there
         if is_anew:
             self._close()
             say_alone(
@@ -173,86 +153,70 @@ class Journal:
                 f"{shown(self._path, 1000)} was removed or replaced while it was written: "
                 f"new lines go to a file of that name, without the earlier ones.",
             )
-        if self._fd < 0 and not self._opens():
+        if not is_there and not self._opens():
             return
-        end, self._end = self._end, _NOWHERE
         try:
-            with self._alone():
-                size = os.fstat(self._fd).st_size
-                if is_anew and size == 0:
-                    self._append(self._anew(min([math.inf, *(place for place, _ in held)])))
-                elif size != end:
-                    self._last = self._place_of_last()
-                    for place, make in self._known:
-                        if place > self._last:
-                            self._append(make())  # a line may depend on what is in the file
-                            self._last = place
-                # Another worker may have written one of these before.
-                held = [one for one in held if one[0] > self._last]
-                self._append(b"".join([make() for _, make in held]) + line)
-                self._last = max([self._last, *(place for place, _ in held)])
-                if but_cut_at is not None:
-                    self._cut(but_cut_at)
-                    self._last = min(self._last, math.nextafter(but_cut_at, -math.inf))
-                self._end = os.fstat(self._fd).st_size
+            if not self._fit.is_leader:
+                self._append(note)
+                return
+            if not is_there:
+                self._take_over()
+            if is_anew and os.fstat(self._fd).st_size == 0:
+                self._append(self._anew(min([math.inf, *(place for place, _ in self._known)])))
+            lines, last = [], self._last
+            for place, make in self._known:
+                if place > last:
+                    lines.append(make())
+                    last = place
+            self._append(b"".join([*lines, note]))
+            self._last = last
+            self._known.clear()
         except OSError as error:
+            self._close()
             self._complain(error)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lock the file, without waiting long for a stopped worker that holds the lock."""
-        for _ in range(_LOCK_TRIES):
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_LOCK_S)
-            except OSError:
-                break  # a file system without locks
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+    def _take_over(self) -> None:
+        """Continue where the file ends, without the half of a line that a lost leader may leave."""
+        end, self._last, notes = self._tail()
+        end += sum(map(len, notes))
+        if end < os.fstat(self._fd).st_size:
+            os.ftruncate(self._fd, end)
 
-    def _backwards(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines from the last one on, with their offsets; the last may be torn."""
-        begin, rest = os.fstat(self._fd).st_size, b""
-        while begin:
-            start = max(0, begin - _BLOCK_BYTES)
-            lines = io.BytesIO(os.pread(self._fd, begin - start, start) + rest).readlines()
-            begin, rest = start, b""
-            if start and lines:
-                rest = lines.pop(0)  # it may be the end of a longer one
-            at = start + len(rest) + sum(map(len, lines))
-            for line in reversed(lines):
-                at -= len(line)
-                yield at, line
+    def _tail(self, below: float = math.inf) -> tuple[int, float, list[bytes]]:
+        """Return where the last line of a place below `below` ends, its place, and what follows.
 
-    def _place_of_last(self) -> float:
-        """Return the last place in the file; cut a torn line."""
-        for at, line in self._backwards():
-            if not line.endswith(b"\n"):
-                os.ftruncate(self._fd, at)
-            elif (place := self._place_of(line)) is not None:
-                return place
-        return -1.0
+        What follows are whole lines. Without such a line, the place is -1, and all lines follow.
+        """
+        size, num_bytes = os.fstat(self._fd).st_size, _TAIL_BYTES
+        while True:
+            begin = max(0, size - num_bytes)
+            with open(self._fd, "rb", closefd=False) as file:
+                file.seek(begin)
+                lines = file.readlines()
+            if lines and not lines[-1].endswith(b"\n"):
+                lines.pop()
+            at = begin
+            if begin and lines:
+                at += len(lines.pop(0))  # it may be the end of a longer one
+            for number in reversed(range(len(lines))):
+                place = self._place_of(lines[number])
+                if place is not None and place < below:
+                    return at + sum(map(len, lines[: number + 1])), place, lines[number + 1 :]
+            if not begin:
+                return 0, -1.0, lines
+            num_bytes *= 8
 
-    def _cut(self, step: int) -> None:
-        """Remove the lines that belong to `step` or come after it."""
-        stay: list[bytes] = []
-        first, num_stay = None, 0
-        for at, line in self._backwards():
-            place = self._place_of(line)
-            if place is None:
-                stay.append(line)
-            elif place < step:
-                break
-            else:
-                first, num_stay = at, len(stay)
-        if first is not None:
-            os.ftruncate(self._fd, first)
-            self._append(b"".join(reversed(stay[:num_stay])))
+    def _leave_out(self, step: int) -> None:
+        """Replace the file by one without the lines of `step` and of those after it."""
+        end, _, lines = self._tail(below=step)
+        notes = [line for line in lines if self._place_of(line) is None]
+        if len(notes) == len(lines):
+            return
+        with written_whole(self._path) as file:
+            done = 0
+            while done < end:
+                done += os.sendfile(file.fileno(), self._fd, done, end - done)
+            file.writelines(notes)
 
     def _append(self, data: bytes) -> None:
         if not data:

@@ -7,7 +7,8 @@
        │◄── a line for each that fails ──┘
 
 Training writes the event file and nothing else, so a logger that fails, hangs or prints cannot
-disturb it, and the file's guarantee holds for loggers: each step once, whichever worker is lost. If
+disturb it, and the file's guarantee holds for loggers: each step once, whichever worker is lost. A
+thread of the leader would die with it, and so would what W&B has accepted but not yet written. If
 the leader is lost, its process sends the rest of the file and ends; the next leader starts another
 process, which waits for that end and continues the same runs of the loggers.
 """
@@ -15,7 +16,6 @@ process, which waits for that end and continues the same runs of the loggers.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import json
 import os
@@ -29,7 +29,7 @@ from typing import IO, Any, ClassVar, final
 from typing_extensions import override
 
 from unisono.runtime.notices import shown
-from unisono.runtime.plainfile import check_own_folder, check_plain, open_plain, path_given
+from unisono.runtime.plainfile import check_own_folder, check_plain, path_given
 from unisono.runtime.procfs import OUTLIVES
 from unisono.runtime.timeouts import LOGGER
 from unisono.runtime.whole import check_whole
@@ -39,7 +39,6 @@ from unisono.training.callbacks.journal import path_of, say_alone, trouble_at
 from unisono.training.callbacks.logger_feed import RUN_FILE, LoggerRun, no_numbers
 from unisono.training.callbacks.summary import Summary
 
-_LOCK_FILE = ".loggers"
 _LOOK_EVERY_S = 1.0
 _FAIL_WITHIN_S = 5.0  # after an exception or Ctrl-C: the launcher does not wait long
 _GRACE_S = 5.0  # beyond the time that the process has to end
@@ -120,7 +119,6 @@ class Loggers(Callback):
 
     def __init__(self, loggers: Sequence[Logger], events: Path) -> None:
         self._loggers, self._events = loggers, events
-        self._lock_file = events.with_name(_LOCK_FILE)
         self._process: subprocess.Popen[bytes] | None = None
         self._looked_at_s = 0.0
         self._is_off = True
@@ -128,7 +126,10 @@ class Loggers(Callback):
     def on_begin(self, fit: Fit) -> None:
         """Continue the loggers' runs if the run continues, otherwise begin new ones."""
         self._is_off = False
-        self._look(fit, None if fit.has_joined else fit.step)
+        if fit.step == 0 and fit.is_leader and not fit.has_joined:
+            for logger in self._loggers:
+                (logger.path / RUN_FILE).unlink(missing_ok=True)
+        self._look(fit)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
         """Print the reports of the process once a second."""
@@ -148,7 +149,7 @@ class Loggers(Callback):
         is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
         self._end(fit, "stopped" if is_stopped else "failed", _FAIL_WITHIN_S)
 
-    def _look(self, fit: Fit, from_step: int | None = None) -> None:
+    def _look(self, fit: Fit) -> None:
         """Start the process on the leader, or show what it reports."""
         self._looked_at_s = time.monotonic()
         if self._process is not None:
@@ -160,37 +161,26 @@ class Loggers(Callback):
             try:
                 if trouble := trouble_at(fit, self._events):
                     raise OSError(trouble.removesuffix("."))
-                self._process = self._started(fit, from_step)
+                self._process = self._started(fit)
             except OSError as error:
                 say_alone(fit, no_numbers("the loggers", shown(error, 1000)))
 
-    def _started(self, fit: Fit, from_step: int | None) -> subprocess.Popen[bytes]:
-        """Start the process, with the lock if it is free: before that of a later leader."""
-        work = {
-            "events": str(self._events),
-            "lock_file": str(self._lock_file),
-            "from_step": from_step,
-            "loggers": [logger.as_json(fit) for logger in self._loggers],
-        }
-        self._events.parent.mkdir(parents=True, exist_ok=True)
-        fd = open_plain(self._lock_file, os.O_RDWR | os.O_CREAT)
-        try:
-            with contextlib.suppress(OSError):  # locked already, or a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3]), str(fd)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the program
-                env={**os.environ, **OUTLIVES},
-                bufsize=0,
-                pass_fds=[fd],
-            )
-        finally:
-            os.close(fd)
+    def _started(self, fit: Fit) -> subprocess.Popen[bytes]:
+        """Start the process; it sends what this event file has, and none of that name."""
+        seen = os.stat(self._events)
+        file = [seen.st_dev, seen.st_ino]
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(Path(__file__).resolve().parents[3])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the program
+            env={**os.environ, **OUTLIVES},
+            bufsize=0,
+        )
         os.set_blocking(_pipe(process.stdout).fileno(), False)
-        _write(process, work)
+        loggers = [logger.as_json(fit) for logger in self._loggers]
+        _write(process, {"events": str(self._events), "file": file, "loggers": loggers})
         return process
 
     def _end(self, fit: Fit, status: str | None, within_s: float) -> None:

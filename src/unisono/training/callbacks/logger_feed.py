@@ -1,8 +1,8 @@
 """The process of the loggers: it follows the event file, and sends each step once.
 
-The file contains each step once, but may be read again from its beginning, because it is cut when a
-run goes back. Repeated steps have the same numbers, so what was sent is not sent again. If the
-folder of the event file is moved away or becomes another job's, the process ends.
+``run.json`` in a logger's folder says what was sent, so a process that continues for another reads
+the file from its beginning and sends the rest. It locks ``run.json`` until it ends. If the event
+file is moved away or becomes another job's, the process sends nothing more.
 
 One line of JSON on standard input says what to do; another, which is missing if the leader is lost,
 says how the call of ``fit`` ended and how long sending may take. Lines for the user are written to
@@ -16,15 +16,15 @@ import importlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, final
 
+from unisono.runtime.checkpoint.run_directory import file_id_of
 from unisono.runtime.notices import shown
-from unisono.runtime.plainfile import is_at, open_plain
+from unisono.runtime.plainfile import open_plain
 from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.training.events.events import Evaluation, Event, StepEvent
 from unisono.training.events.follow import EventReader
@@ -46,15 +46,13 @@ class Row(NamedTuple):
 class Opening(NamedTuple):
     """What a logger is opened with.
 
-    `from_step`: where the call of ``fit`` begins, 0 for another run, None if it is already running;
-    `run_id` finds the logger's run again.
+    `run_id` finds the logger's run again; None: another run begins.
     """
 
     path: Path
     every: int
     settings: dict[str, Any]
     config: dict[str, Any]
-    from_step: int | None
     run_id: str | None = None
 
 
@@ -74,20 +72,26 @@ class LoggerRun(Protocol):
         """Close the run: "finished", "failed", "stopped", or "" if it will continue."""
 
 
+def locked_run(folder: Path) -> int:
+    """Open ``run.json`` of a logger once no other process sends to the logger's run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = open_plain(folder / RUN_FILE, os.O_RDWR | os.O_CREAT)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
 @final
 class Sender:
     """Sends rows to a logger's run, each once; ``run.json`` stores its id and last steps."""
 
-    def __init__(self, opening: Opening, begin: type[LoggerRun]) -> None:
-        opening.path.mkdir(parents=True, exist_ok=True)
-        self._every = opening.every
-        self._fd = open_plain(opening.path / RUN_FILE, os.O_RDWR | os.O_CREAT)
+    def __init__(self, opening: Opening, begin: type[LoggerRun], run_fd: int) -> None:
+        self._every, self._fd = opening.every, run_fd
         run_id: str | None = None
         self._sent: dict[str, int] = {}
-        if opening.from_step != 0:
-            with suppress(ValueError, TypeError, KeyError):
-                found = json.loads(os.pread(self._fd, 1 << 16, 0))
-                run_id, self._sent = str(found["id"]), dict(found["sent"])
+        with suppress(ValueError, TypeError, KeyError):
+            found = json.loads(os.pread(self._fd, 1 << 16, 0))
+            run_id, self._sent = str(found["id"]), dict(found["sent"])
         self._rows: list[Row] = []
         self._run = begin(opening._replace(run_id=run_id))
         self._keep()
@@ -145,11 +149,10 @@ def no_numbers(product: str, why: str) -> str:
 
 @final
 class _Feed:
-    """The threads of the loggers, and what ends them, such as a moved lock file."""
+    """The threads of the loggers, and what ends them."""
 
-    def __init__(self, work: dict[str, Any], lock_fd: int, said_fd: int) -> None:
+    def __init__(self, work: dict[str, Any], said_fd: int) -> None:
         self._work, self._said_fd = work, said_fd
-        self._lock_file, self._lock_fd = Path(work["lock_file"]), lock_fd
         self._ends = threading.Event()
         self._status = ""
 
@@ -181,17 +184,20 @@ class _Feed:
         module, name = logger["home"]
         home = getattr(importlib.import_module(module), name)
         opening = {**logger["opening"], "path": Path(logger["opening"]["path"])}
-        sender = Sender(Opening(**opening, from_step=self._work["from_step"]), home.opens)
+        run_fd = locked_run(opening["path"])
+        if self._ends.is_set() and not self._status:
+            return  # its leader was lost meanwhile: the process of another one sends all
+        sender = Sender(Opening(**opening), home.opens, run_fd)
         events = EventReader(self._work["events"])
         is_over = False
         while not is_over:
             is_over = self._ends.wait(_LOOK_EVERY_S)
-            if not is_at(self._lock_file, self._lock_fd):
-                raise OSError(f"{self._lock_file.parent} was moved or removed")
-            if events.path.exists():
-                for event in events.new_events():
-                    sender.take(event)
-                sender.flush()
+            # A run replaces its file only when `fit` begins.
+            if file_id_of(events.path) != tuple(self._work["file"]):
+                raise OSError(f"{events.path} was moved or removed")
+            for event in events.new_events():
+                sender.take(event)
+            sender.flush()
         sender.end(self._status)
 
     def _say(self, product: str, why: str) -> None:
@@ -208,10 +214,5 @@ def main() -> None:
     lines = os.fdopen(0, "rb")
     if not (work := lines.readline()):
         return
-    lock_fd = int(sys.argv[2])
-    signal.alarm(_LEFT_S)
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)
-    signal.alarm(0)
-    _Feed(json.loads(work), lock_fd, said_fd).go_through(lines)
+    _Feed(json.loads(work), said_fd).go_through(lines)
     os._exit(0)  # a logger's own threads had their time

@@ -1,13 +1,12 @@
 """What is new in a run's event file since the last read?
 
 The file may grow while it is read, be torn at its end, be hundreds of megabytes long, or be
-replaced by a shorter one when a run goes back. A line counts once it ends in a newline. ::
+replaced by another one when a run resumes. A line counts once it ends in a newline. ::
 
     {…}\n {…}\n │ {…}\n {"eve
                  └ offset_bytes: the next read begins here
 
-If the file was replaced, is shorter, or no longer contains the last line before the offset, it is
-read from its beginning again.
+If the file was replaced, or is shorter, it is read from its beginning again.
 
 Steps are read many at once: the values of one field in all lines are checked together for type and
 size. Values of the type that JSON gives, within bounds, are used unchanged; others go through their
@@ -41,7 +40,6 @@ from unisono.training.events.events import (
 
 FILE_NAME = "events.jsonl"
 
-_MARK_BYTES = 256
 _AT_ONCE_BYTES = 1 << 16  # about a hundred steps of two workers
 _STEP = b'{"event":"step"'  # how the line of a step begins
 
@@ -104,7 +102,6 @@ class EventReader:
     def _begin(self) -> None:
         self.offset_bytes = 0  # read so far
         self.num_unreadable = 0  # lines since the file's beginning
-        self._last_line = b""
 
     def _open(self) -> BinaryIO:
         try:
@@ -117,13 +114,9 @@ class EventReader:
             ) from None
 
     def _is_continued(self, file: BinaryIO) -> bool:
-        """Return whether this is the file read before, with what was read still in it."""
-        if self._file != _identity(file) or os.fstat(file.fileno()).st_size < self.offset_bytes:
-            return False
-        # A run that goes back cuts the file and continues to write, so its last line changes.
-        mark = self._last_line[-_MARK_BYTES:]
-        file.seek(self.offset_bytes - len(mark))
-        return file.read(len(mark)) == mark
+        """Return whether this is the file read before, which only grows."""
+        is_same = self._file == _identity(file)
+        return is_same and os.fstat(file.fileno()).st_size >= self.offset_bytes
 
     def _events(self, file: BinaryIO) -> Iterator[Event]:
         """Read whole lines, and record the offset up to which events were yielded."""
@@ -136,7 +129,6 @@ class EventReader:
                 steps = read_steps(some) if are_steps and is_new else None
                 for number, line in enumerate(some):
                     self.offset_bytes += len(line)
-                    self._last_line = line
                     if are_steps and self.offset_bytes < self._steps_from:
                         continue
                     event = self._read(line) if steps is None else steps[number]
