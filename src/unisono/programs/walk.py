@@ -33,7 +33,7 @@ import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any, final
 
 import numpy as np
@@ -49,6 +49,7 @@ VISITED_AT_MOST = 20_000
 _PICKLED_WITHIN_S = 0.01  # for an object made in C, to detect changes
 _LONG = 4096  # longer containers are not walked
 _LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
+_LEAVES |= {PosixPath, PurePosixPath}  # which note their text when it is first asked for
 _GENERATORS: tuple[Any, ...] = (
     random.Random,
     np.random.Generator,
