@@ -60,7 +60,7 @@ def test_no_division_has_a_cheaper_costliest_device(drawn):
 
 
 def test_a_model_has_a_unit_for_each_device():
-    with pytest.raises(ValueError, match="2 parts that can be computed apart for 3 devices"):
+    with pytest.raises(ValueError, match="2 parts that can be computed separately for 3 devices"):
         divide([1, 1], 3)
 
 

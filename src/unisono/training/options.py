@@ -148,8 +148,8 @@ class Schedule:
             )
         if self.monitor == LOSS and getattr(scheduler, "mode", "min") == "max":
             raise ValueError(
-                'ReduceLROnPlateau with `mode="max"` must look at something that is to grow, but '
-                'looks at the loss: pass `Schedule(scheduler, monitor="accuracy")`, say.'
+                'ReduceLROnPlateau with `mode="max"` must monitor a value that should grow, but '
+                'monitors the loss: pass `Schedule(scheduler, monitor="accuracy")`, for example.'
             )
 
 
@@ -195,7 +195,7 @@ class Checkpoint:
         if self.resume not in RESUME:
             raise ValueError(
                 f"`resume` must be one of {RESUME}, but is {self.resume!r}: a run resumes from its "
-                f"`directory` by itself; other weights are loaded with `unisono.load_weights`."
+                f"`directory` by itself; to start from other weights, call `unisono.load_weights`."
             )
         _check_among("options", self.options, TAKEN_FROM)
 

@@ -35,7 +35,7 @@ def divide(costs: Sequence[int], num_devices: int) -> list[int]:
     if len(costs) < num_devices:
         raise ValueError(
             f"a model must have a part for each device, but has {len(costs)} parts that can be "
-            f"computed apart for {num_devices} devices: pass fewer devices."
+            f"computed separately for {num_devices} devices: pass fewer devices."
         )
     limits = range(sum(costs))
     limit = bisect_left(
