@@ -218,7 +218,7 @@ class Copy:
         if others:
             say(
                 f"{self._folder} has checkpoints of {listed('step', others)} that do not belong to "
-                f"the run at {self.place}: they are set aside"
+                f"the run at {self.place}: they are moved aside"
             )
 
     def _fetch(self) -> None:
