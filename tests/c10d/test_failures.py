@@ -127,7 +127,7 @@ def test_ranks_must_agree_on_what_goes_from_one_to_another(as_ranks):
         return str(caught.value)
 
     for message in as_ranks(2, work):
-        assert "rank 10 gives 4 elements to rank 11, which expects 3" in message
+        assert "rank 10 sends 4 elements to rank 11, which expects 3" in message
 
 
 @pytest.mark.parametrize("root", [-1, 2])

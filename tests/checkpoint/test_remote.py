@@ -224,7 +224,7 @@ def test_what_the_run_has_gone_back_behind_is_removed_there(
     for step in (5, 6):
         one.write(step)
         copy.round(is_last=step == 6)
-    with pytest.raises(CheckpointError, match=r"those of steps 5, 6: "):
+    with pytest.raises(CheckpointError, match=r"checkpoints of steps 5, 6: "):
         other.begin("second", resumes=False)
     back = one.begin("third")
     one.runs.set_aside(0)  # hosts that share no folder go back to the newest that all have

@@ -175,7 +175,7 @@ def test_what_no_file_can_hold_lies_in_memory_alone(dtype):
     slot, blob_at, listed = make_slot({}, {"none": random_tensor(dtype, (0,)), "own": own})
     expected = zip(listed["optimizer.safetensors"], [b"", bits(own)], strict=True)
     assert slots.read_extras(slot, blob_at) == list(expected)
-    with pytest.raises(ValueError, match=f"safetensors knows, but `none` is {dtype}"):
+    with pytest.raises(ValueError, match=f"safetensors supports, but `none` is {dtype}"):
         slots.files_of(slot, blob_at)
 
 

@@ -337,4 +337,4 @@ def test_an_epoch_goes_on_as_it_began_and_other_batches_are_told(tmp_path, monke
     train("tokens", steps=2, directory=tmp_path)
     monkeypatch.setattr(in_batches, "LENGTHS", LENGTHS[::-1])
     train("tokens", steps=4, directory=tmp_path)
-    assert "would now return another order" in capsys.readouterr().out
+    assert "would now return a different order" in capsys.readouterr().out

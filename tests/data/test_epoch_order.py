@@ -230,7 +230,7 @@ def test_an_epoch_goes_on_as_it_began_and_another_order_is_told(tmp_path, monkey
     assert "another order" not in capsys.readouterr().out
     monkeypatch.setattr("tests.data.test_epoch_order.WEIGHTS", WEIGHTS.flip(0))
     assert train(weighted, directory=tmp_path) == whole
-    said = "weighted would now return another order than the one in which epoch 1 began"
+    said = "weighted would now return a different order from the one with which epoch 1 began"
     assert capsys.readouterr().out.count(said) == 1
 
 

@@ -133,10 +133,10 @@ def test_subsets_count_from_the_end_too(dataset):
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (Subset(IN_MEMORY, [3, 9]), "there are 9, but takes number 9 for its sample 1"),
-        (Subset(IN_MEMORY, [-10]), "there are 9, but takes number -10 for its sample 0"),
-        (Subset(Subset(ONE_BY_ONE, [1, 2]), [0, 1, 2]), "are 2, but takes number 2 .* sample 2"),
-        (Subset(Subset(IN_MEMORY, [99, 0]), [1, 0]), "are 9, but takes number 99 .* sample 1"),
+        (Subset(IN_MEMORY, [3, 9]), "has 9 samples, but the index at position 1 is 9"),
+        (Subset(IN_MEMORY, [-10]), "has 9 samples, but the index at position 0 is -10"),
+        (Subset(Subset(ONE_BY_ONE, [1, 2]), [0, 1, 2]), "has 2 samples, but .* position 2 is 2"),
+        (Subset(Subset(IN_MEMORY, [99, 0]), [1, 0]), "has 9 samples, but .* position 1 is 99"),
     ],
 )
 def test_subsets_beyond_their_data_set_are_refused(dataset, words):

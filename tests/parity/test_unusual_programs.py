@@ -267,8 +267,8 @@ def register_a_hook(trainer):
 @pytest.mark.parametrize(
     ("after", "message"),
     [
-        (register_a_hook, "must be there before a loop"),
-        (clip_around_step, "must be there before a loop"),
+        (register_a_hook, "must be in place before a loop"),
+        (clip_around_step, "must be in place before a loop"),
         (add_a_group, "must keep its parameter groups"),
     ],
 )

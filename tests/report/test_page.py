@@ -125,7 +125,7 @@ def test_the_command_can_be_run_again(change, line):
 def test_what_its_steps_show_is_said(tmp_path):
     (said,) = why_not_faster(gather(write_run(tmp_path, slow=2)))
     assert said.startswith("Worker 2 is slow in its passes: ")
-    assert re.search(r", which costs 3\d % of the time: look at ", said)
+    assert re.search(r", which costs 3\d % of the time: check ", said)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_a_worker_that_others_keep_from_its_core_is_not_slow():
     ("phase", "words"),
     [
         ("loading", r"loading takes 4\.\d* ms of a step's .* `num_workers=3`"),
-        ("between", r"what lies between steps takes 4\.\d* ms of a step's .* look at callbacks"),
+        ("between", r"what lies between steps takes 4\.\d* ms of a step's .* check callbacks"),
     ],
 )
 def test_what_takes_all_workers_long_is_named_and_no_worker(num_workers, phase, words):

@@ -60,7 +60,7 @@ def test_no_division_has_a_cheaper_costliest_device(drawn):
 
 
 def test_a_model_has_a_unit_for_each_device():
-    with pytest.raises(ValueError, match="2 parts that can be computed apart for 3 devices"):
+    with pytest.raises(ValueError, match="2 parts that can be computed separately for 3 devices"):
         divide([1, 1], 3)
 
 
@@ -89,7 +89,7 @@ def test_names_say_where_units_are():
             ValueError,
             "`blocks.0.a`, `blocks.0.b`, `blocks.1.a`:",
         ),
-        ({"sim:2": ["embed"]}, ValueError, "`sim:0`, `sim:1`, but has 'sim:2'"),
+        ({"sim:2": ["embed"]}, ValueError, "`sim:0`, `sim:1`, but one is 'sim:2'"),
         ({0: "embed"}, TypeError, r"write `\['embed'\]`"),
         ({0: ["blocks.0.a.weight"]}, ValueError, "apart, but has 'blocks.0.a.weight': there are"),
         ({0: ["", "head"], 1: ["head"]}, ValueError, "names `head` for two devices"),

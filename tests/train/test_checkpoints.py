@@ -183,7 +183,7 @@ def make_players(directory):
 def test_trainers_that_take_turns_need_a_directory_each(tmp_path):
     one, other = make_players(tmp_path)
     one.fit(cases.images(), batch_size=16, steps=3)
-    with pytest.raises(ValueError, match="since this one was made: give each its own directory"):
+    with pytest.raises(ValueError, match="after this one was created: give each its own directory"):
         other.fit(cases.images(), batch_size=16, steps=2)
     one.fit(cases.images(), batch_size=16, steps=4)
     again, _ = make_players(tmp_path)

@@ -151,7 +151,7 @@ def test_another_arithmetic_in_the_midst_of_a_loop_is_refused(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = unisono.Run(model, optimizer, shards=1, directory=tmp_path)
-    with pytest.raises(RuntimeError, match="was 'as usual' and is 'denormal numbers as 0' now"):
+    with pytest.raises(RuntimeError, match="from 'as usual' to 'denormal numbers as 0'"):
         for step in run.steps(torch.randn(8, 3), batch_size=4, epochs=1):
             with step:
                 for batch in step.shards:

@@ -9,13 +9,13 @@ from tests.classified import by_sign
 from torch import nn
 
 import unisono
-from unisono.training.growth import Growth, Seen, kind_of_change, loss_problem, parts_problem
+from unisono.training.growth import Growth, PassResult, kind_of_change, loss_problem, parts_problem
 
 SUM, PAIR, MEAN = "the loss grows with", "and whose weight, here", "as if it were a mean already"
 
 
 def seen(loss, weight=None):
-    return Seen(loss, weight, {})
+    return PassResult(loss, weight, {})
 
 
 @pytest.mark.parametrize(

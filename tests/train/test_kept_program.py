@@ -509,7 +509,7 @@ HOSTILE = [
 def test_a_hostile_checkpoint_gets_at_nothing_that_the_program_does_not_name(packed):
     _, kept, _ = watched(number=1)
     values = {"attributes thing": {"slots": {"number": packed}, "gone": []}}
-    with pytest.raises(CheckpointError, match="must be there as it was saved"):
+    with pytest.raises(CheckpointError, match="restoring what the program had changed"):
         kept.load_state_dict({"loop": 1, "values": values, "own": [], "drawn": [], "replaced": []})
 
 
@@ -517,7 +517,7 @@ def test_what_was_damaged_in_a_checkpoint_is_refused():
     whole = {"loop": 1, "values": {}, "own": [], "drawn": [], "replaced": []}
     for damaged in ({"loop": 1}, whole | {"values": 3}, whole | {"own": 1}):
         _, kept, _ = watched(number=1)
-        with pytest.raises(CheckpointError, match="must be there as it was saved"):
+        with pytest.raises(CheckpointError, match="restoring what the program had changed"):
             kept.load_state_dict(damaged)
 
 

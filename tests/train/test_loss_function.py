@@ -53,9 +53,9 @@ def test_functions_of_model_and_batch_are_taken(loss):
         ),
         (F.mse_loss, r"is `F.mse_loss`, .*: F.mse_loss\(model"),
         (F.cross_entropy, "is `F.cross_entropy`"),
-        (lambda model, x, y: 0, r"takes \(model, x, y\); a batch comes as one: .*\*batch\)"),
+        (lambda model, x, y: 0, r"takes \(model, x, y\); a batch is one argument: .*\*batch\)"),
         (lambda model: 0, r"takes \(model\)\.$"),
-        (lambda model, batch, *, scale: 0, "takes .model, batch, scale.; a batch comes as one"),
+        (lambda model, batch, *, scale: 0, "takes .model, batch, scale.; a batch is one argument"),
         (Objective, r"takes \(weight\)\.$"),
     ],
 )

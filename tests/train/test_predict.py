@@ -140,7 +140,7 @@ def predict_where_rank_1_cannot_open():
 def test_a_worker_that_cannot_open_the_file_is_named_by_all():
     first, second = unisono.launch(predict_where_rank_1_cannot_open, workers=2)
     assert first == second
-    assert "written to a file without a name, which rank 1 cannot open" in first
+    assert "rank 1 cannot open the unnamed temporary file" in first
     assert first.endswith("[Errno 13] denied.")
 
 

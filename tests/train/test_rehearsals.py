@@ -478,7 +478,9 @@ def test_options_of_the_optimizer_that_a_pass_sets_are_named(name, use):
     if use == "embed":
         final = unisono.WholeBatch(embed, lambda model, outputs: outputs.pow(2).mean())
     trainer = unisono.Trainer(model, optimizer, final, shards=2)
-    words = f"they set `{name}` of the optimizer, whose options all workers must have alike: pass"
+    words = (
+        f"they set `{name}` of the optimizer, whose options must be the same on all workers: pass"
+    )
     with pytest.raises(RuntimeError, match=words):
         if use != "steps":
             trainer.fit(by_sign(40), batch_size=16, steps=2)

@@ -128,7 +128,7 @@ def wrong_schedules():
     return [
         ({"scheduler": 3}, TypeError, "must be one of torch.optim.lr_scheduler"),
         ({"scheduler": plateau, "every": "step"}, ValueError, "Plateau steps after each"),
-        ({"scheduler": grows}, ValueError, "but looks at the loss: pass `Schedule"),
+        ({"scheduler": grows}, ValueError, "but monitors the loss: pass `Schedule"),
         ({"scheduler": constant, "monitor": "accuracy"}, ValueError, "without one: leave it out"),
         ({"scheduler": constant, "every": "hour"}, ValueError, "`every` must be one of"),
     ]

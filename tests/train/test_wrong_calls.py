@@ -254,7 +254,7 @@ CALLS = {
     "resume='a.ckpt'": (
         lambda: unisono.Checkpoint(resume="a.ckpt"),
         "`resume` must be one of ('auto', 'never'), but is 'a.ckpt'",
-        "other weights are loaded with `unisono.load_weights`",
+        "to start from other weights, call `unisono.load_weights`",
     ),
     "fit without epochs": (lambda: fit(steps=None), "`epochs` or `steps` must say", "pass `epochs"),
     "fit without batch_size": (

@@ -96,7 +96,7 @@ class Reading:
         if batch_size is None:
             raise TypeError(
                 "`batch_size` must say how many samples all workers together take in a step, but "
-                "is left out: pass `batch_size=64`, say."
+                "is left out: pass `batch_size=64`, for example."
             )
         whole = check_whole("batch_size", batch_size, at_least=1)
         reading = cls(dataset, whole, shuffle, sampler, groups=groups)

@@ -96,7 +96,7 @@ def _read_idx(path: Path) -> torch.Tensor:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read()
         if content[:3] != b"\0\0\x08":
-            raise ValueError(f"it begins with {content[:4].hex(' ')}, as none of bytes does")
+            raise ValueError(f"it begins with {content[:3].hex(' ')} instead of 00 00 08")
         begin = 4 + 4 * content[3]
         shape = np.frombuffer(content[4:begin], ">u4")
         values = np.frombuffer(content, "u1", offset=begin).reshape(shape)

@@ -240,9 +240,8 @@ def _counted_from_the_start(
     if len(outside):
         number = int(numbers[outside[0]])
         raise LoadingError(
-            f"a `Subset` must choose among the samples of its dataset, of which there are "
-            f"{length}, but takes number {int(chosen[outside[0]])} for its sample {number}: leave "
-            f"it out.",
+            f"a `Subset` must have indices of its dataset, which has {length} samples, but the "
+            f"index at position {number} is {int(chosen[outside[0]])}: leave it out.",
             indices=(number,),
         )
     return counted

@@ -125,9 +125,9 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         elif not self._is_left_to_a_hook and self._needs_hook():
             if self._use_python_reducer:
                 raise ValueError(
-                    '`torch._dynamo.config.optimize_ddp` must not be "python_reducer" here, as '
-                    "that divides and sums gradients in another way than the other modes: take "
-                    "another mode."
+                    '`torch._dynamo.config.optimize_ddp` must not be "python_reducer", '
+                    "which divides and sums gradients in a different order from the other modes: "
+                    "choose another mode."
                 )
             self._in_order = InOrder(group)
             _register_comm_hook(self.reducer, self._in_order, average)

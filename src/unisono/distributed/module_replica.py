@@ -108,7 +108,7 @@ def refuse_compiled(module: torch.nn.Module, parts: Iterable[torch.nn.Module]) -
             )
         raise ValueError(
             f"a module must be wrapped before it is compiled, but {where} is compiled for the "
-            f"tensors that it has: pass it as it was before `torch.compile`."
+            f"tensors it had then: wrap the original module."
         )
 
 

@@ -227,8 +227,8 @@ class KeptProgram:
             self._loaded = state if self._after is None else None
         except _MALFORMED as error:
             raise CheckpointError(
-                f"what the program has changed must be there as it was saved, but putting it back "
-                f"raised {error!r}: resume with the same program, or begin anew."
+                f"restoring what the program had changed before the checkpoint raised {error!r}: "
+                f"resume with the same program, or start a new run."
             ) from error
 
     def hand_out(self, state: Mapping[str, Any]) -> None:

@@ -212,7 +212,7 @@ def _told(
         return f"`{name}` must be called as in `{example}`, but: {error}{advice}."
     remedies = [way for way, names in _INSTEAD.items() if unknown[0] in names.split()]
     close = difflib.get_close_matches(unknown[0], others, 1)
-    remedies += [f"did you mean `{close[0]}`"] if close else [f"write `{example}`, say"]
+    remedies += [f"did you mean `{close[0]}`"] if close else [f"write `{example}`, for example"]
     remedy = remedies[0]
     if name in ("Run", "steps") and not any(of in remedy for of in _OF_A_TRAINER):
         remedy = remedy.replace("trainer.fit(", "run.steps(").replace("Trainer(", "Run(")

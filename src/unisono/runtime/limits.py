@@ -23,7 +23,7 @@ _NO_MEMORY = (
 
 
 def limits_behind(said: str) -> Iterator[str]:
-    """Yield a sentence on each limit that may be behind what an error says."""
+    """Yield a sentence on each system limit that may have caused an error."""
     if any(words in said for words in _NO_PROCESS):
         yield from _limit(resource.RLIMIT_NPROC, "-u", "processes and threads a user may have")
     if any(words in said for words in _NO_MEMORY):

@@ -346,7 +346,7 @@ def memories_of(pid: int, name: str) -> Iterator[tuple[int, str, os.stat_result]
 
 
 def holder_of(directory: Path) -> int | None:
-    """Ask the kernel who has locked a directory, if it can tell. Source: proc(5), ``locks``."""
+    """Return which process has locked a directory, if the kernel knows. See proc(5), ``locks``."""
     try:
         inode = os.stat(directory).st_ino
         for line in Path("/proc/locks").read_text().splitlines():

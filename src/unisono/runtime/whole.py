@@ -8,7 +8,7 @@ from typing import Any
 
 def check_whole(name: str, value: Any, *, at_least: int, below: int | None = None) -> int:
     """Return an argument as an int; raise unless it is a whole number in range."""
-    example = f"pass `{name}={max(at_least, 1)}`, say"
+    example = f"pass `{name}={max(at_least, 1)}`, for example"
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -30,5 +30,5 @@ def check_flag(name: str, value: Any, *, none: str = "") -> None:
     if not (isinstance(value, int) or is_of_numpy) or value not in (0, 1):
         or_none = f" (None: {none})" if none else ""
         raise TypeError(
-            f"`{name}` must be True or False{or_none}, but is {value!r}: pass `{name}=True`, say."
+            f"`{name}` must be True or False{or_none}, but is {value!r}: pass `{name}=True`."
         )

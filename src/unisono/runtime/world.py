@@ -252,8 +252,8 @@ def _placed(
     for name, value in zip(names[2:], (local_rank, local_world_size), strict=True):
         if value is None and not on_one_host:
             raise ValueError(
-                f"`{name}` must be set where there are several hosts, but is not where {names[0]} "
-                f"is {rank} of {world_size}: set it in each process."
+                f"`{name}` must be set if there are several hosts, but is not in the process with "
+                f"{names[0]}={rank} of {world_size}: set it in each process."
             )
     return World(
         rank,

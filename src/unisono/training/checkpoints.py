@@ -122,8 +122,8 @@ class Checkpoints:
         """Begin or continue in the directory. Every rank calls it."""
         if self._runs.num_begun != self._num_seen:
             raise ValueError(
-                f"`directory` must belong to one trainer, but another one of this program has "
-                f"begun in {self.directory} since this one was made: give each its own directory."
+                f"`directory` must belong to one trainer, but another one of this program began in "
+                f"{self.directory} after this one was created: give each its own directory."
             )
         if not self._has_begun:
             self._has_begun = True

@@ -109,7 +109,7 @@ def _labels_in(batch: Any) -> Iterator[tuple[Any, torch.Tensor]]:
 
 @contextmanager
 def single_samples_refused(model: nn.Module, plan: LoopPlan, position: Position) -> Iterator[None]:
-    """Raise, in the first pass over each BatchNorm, for what would fail in a later one."""
+    """Refuse single samples in the first pass over each BatchNorm, not in a later step."""
     with ExitStack() as stack:
         if not is_compiled(model) and (where := _where(plan, position)):
             for module in model.modules():

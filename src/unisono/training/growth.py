@@ -82,7 +82,7 @@ _ROUNDING = 0.001  # of the loss of a batch that is computed in parts
 _READ_AT_MOST = 4  # samples, each in some batches
 
 
-class Seen(NamedTuple):
+class PassResult(NamedTuple):
     """The result of one computation: the loss, its weight (None: a mean), changes of buffers."""
 
     loss: float
@@ -90,7 +90,7 @@ class Seen(NamedTuple):
     changes: Mapping[str, torch.Tensor]
 
 
-def loss_problem(once: Seen, again: Seen, twice: Seen) -> str:
+def loss_problem(once: PassResult, again: PassResult, twice: PassResult) -> str:
     """Return what is wrong with a loss; `again` drew different random numbers than `once`."""
     largest = max(abs(once.loss), abs(again.loss))
     grows = abs(twice.loss) > _ENOUGH * largest and once.loss * twice.loss > 0
@@ -103,7 +103,7 @@ def loss_problem(once: Seen, again: Seen, twice: Seen) -> str:
     return _OF_MEAN if weight_grows and stays and not grows else ""
 
 
-def parts_problem(once: Seen, again: Seen, other: Seen, both: Seen) -> str:
+def parts_problem(once: PassResult, again: PassResult, other: PassResult, both: PassResult) -> str:
     """Describe a loss of `both` halves that is not made of those of `once` and the `other`.
 
     `again` drew other random numbers than `once`. What a weight is that does not add up is unknown.
@@ -187,7 +187,7 @@ class Growth:
         half = max(1, num_samples // 2)
         first, second = [*range(half)], [*range(half, min(2 * half, num_samples))]
 
-        def seen(batch: Any, num_samples: int = half, *, starts: bool = True) -> Seen:
+        def seen(batch: Any, num_samples: int = half, *, starts: bool = True) -> PassResult:
             if starts:
                 engine.passes.start(shard)
             else:
@@ -202,7 +202,7 @@ class Growth:
             changes = {n: _as_number(buffers[n]) - _as_number(one) for n, one in before.items()}
             weight = found.numbers()["loss"][1] if found.is_sum else None
             value = 0.0 if is_of_whole_batch(returned) else float(found.tensor)
-            return Seen(value, weight, changes)
+            return PassResult(value, weight, changes)
 
         batches = take([first, first, first + first, *[second] * bool(second)])
         once, again = seen(batches[0]), seen(batches[1], starts=False)

@@ -92,9 +92,9 @@ def check_switches(identity: Mapping[str, Any], device: Device) -> None:
     for name, value in switches_of(device).items():
         if identity[name] != value:
             raise RuntimeError(
-                f"torch's arithmetic must not change while a loop runs, since a worker that joins "
-                f"it, or a run that resumes, begins with that of the program's start, but was "
-                f"{identity[name]!r} and is {value!r} now: change it before the loop."
+                f"torch's settings of arithmetic changed during a loop, from {identity[name]!r} to "
+                f"{value!r}, but a worker that joins the loop starts with the old ones: change "
+                f"them before the loop."
             )
 
 
@@ -215,8 +215,8 @@ def compare_devices(device: Device, team: Team, *, exact: bool) -> str:
     if exact:
         raise MismatchError(
             f"the devices of all workers must compute the same bits, but do not ({who}): use "
-            f"devices of one model, or pass `precision=Precision(exact=False)`, to a `Run` "
-            f"`exact=False`, with which workers agree up to rounding."
+            f"devices of one model; or pass `precision=Precision(exact=False)` (to a `Run`: "
+            f"`exact=False`), and the workers agree up to rounding."
         )
     return (
         f"the workers' devices round differently ({who}): the result depends on which worker "

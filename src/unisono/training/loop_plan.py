@@ -28,7 +28,7 @@ class Totals:
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None:
             raise ValueError(
-                "`epochs` or `steps` must say when the run ends: pass `epochs=3`, say."
+                "`epochs` or `steps` must say when the run ends: pass `epochs=3`, for example."
             )
         for name, total in (("epochs", self.epochs), ("steps", self.steps)):
             if total is not None:

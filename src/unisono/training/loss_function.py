@@ -90,7 +90,7 @@ def _apart(loss: object) -> str:
     if len(given) < 3:
         return ""
     return (
-        "; a batch comes as one: pass `lambda model, batch: loss(model, *batch)`, say, if batches "
+        "; a batch is one argument: pass `lambda model, batch: loss(model, *batch)` if batches "
         "have as many parts"
     )
 

@@ -86,7 +86,7 @@ class Precision:
             bits = next((one for one in _BITS if one in str(self.name).lower()), "")
             raise ValueError(
                 f"`precision` must be one of {tuple(DTYPES)}, but is {self.name!r}: pass "
-                f'`precision="{_BITS.get(bits, "bf16")}"`, say.'
+                f'`precision="{_BITS.get(bits, "bf16")}"`, for example.'
             )
         check_flag("exact", self.exact)
         is_given = isinstance(self.scaler, Scaler)
@@ -99,7 +99,7 @@ class Precision:
         if self.name == "fp16" and is_given and not is_enabled:
             raise ValueError(
                 '`scaler` must be enabled with the precision "fp16", but is not: pass '
-                '`torch.amp.GradScaler("cpu")`, say, or leave it out.'
+                '`torch.amp.GradScaler("cpu")`, for example, or leave it out.'
             )
 
 
@@ -131,8 +131,8 @@ class Schedule:
         if not isinstance(scheduler, LRScheduler):
             raise TypeError(
                 f"`schedule` must be one of torch.optim.lr_scheduler, but is of type "
-                f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, say, "
-                f'or `unisono.Schedule(scheduler, every="step")`.'
+                f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, or "
+                f'`unisono.Schedule(scheduler, every="step")`.'
             )
         _check_among("every", self.every, INTERVALS)
         looks_at_means = isinstance(scheduler, ReduceLROnPlateau)
@@ -148,8 +148,8 @@ class Schedule:
             )
         if self.monitor == LOSS and getattr(scheduler, "mode", "min") == "max":
             raise ValueError(
-                'ReduceLROnPlateau with `mode="max"` must look at something that is to grow, but '
-                'looks at the loss: pass `Schedule(scheduler, monitor="accuracy")`, say.'
+                'ReduceLROnPlateau with `mode="max"` must monitor a value that should grow, but '
+                'monitors the loss: pass `Schedule(scheduler, monitor="accuracy")`, for example.'
             )
 
 
@@ -195,7 +195,7 @@ class Checkpoint:
         if self.resume not in RESUME:
             raise ValueError(
                 f"`resume` must be one of {RESUME}, but is {self.resume!r}: a run resumes from its "
-                f"`directory` by itself; other weights are loaded with `unisono.load_weights`."
+                f"`directory` by itself; to start from other weights, call `unisono.load_weights`."
             )
         _check_among("options", self.options, TAKEN_FROM)
 
@@ -228,12 +228,12 @@ class RunOptions:
         if self.buffers is not None and not isinstance(self.buffers, Mapping):
             raise TypeError(
                 f"`buffers` must be a dict of words by the names of buffers, but is of type "
-                f'{type(self.buffers).__name__}: pass `buffers={{"*.counts": "sum"}}`, say.'
+                f'{type(self.buffers).__name__}: pass `buffers={{"*.counts": "sum"}}`, for example.'
             )
         if self.checkpoint is not None and self.directory is None:
             raise ValueError(
                 "`directory` must say where checkpoints go when `checkpoint` is given, but is "
-                'None: pass `directory="runs/mnist"`, say.'
+                'None: pass `directory="runs/mnist"`, for example.'
             )
         if self.directory is not None:
             check_path("directory", self.directory)
@@ -311,7 +311,7 @@ class Every:
                 return cls(seconds=float(match[1]) * _UNITS_S[unit])
         raise ValueError(
             f'`{name}` must be a number of steps, or a text like "500 steps", '
-            f'"1 epoch" or "10min", but is {text!r}: pass `{name}="1 epoch"`, say.'
+            f'"1 epoch" or "10min", but is {text!r}: pass `{name}="1 epoch"`, for example.'
         )
 
     def is_due(self, *, steps: int, epoch_ended: int, seconds: float) -> bool:

@@ -114,8 +114,8 @@ class Predictor:
             fd = self._team.memory_fd(said["key"], said["num_bytes"])
         except OSError as error:
             raise OSError(
-                f"predictions must be written to a file without a name, which rank "
-                f"{self._team.world.rank} cannot open, but: {str(error).removesuffix('.')}."
+                f"rank {self._team.world.rank} cannot open the unnamed temporary file that "
+                f"predictions are written to: {str(error).removesuffix('.')}."
             ) from None
         stack.callback(os.close, fd)
         if said["key"] < ROW_KEYS:

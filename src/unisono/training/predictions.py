@@ -112,7 +112,7 @@ class Rows:
             raise ValueError(
                 f"predictions must have the same names, dtypes and shapes for every batch, but "
                 f"were {_in_words(self.tensors)} for the first and are {_in_words(output)} here: "
-                f"pad rows to one length, say."
+                f"pad rows to one length, for example."
             )
         for name, tensor in output.items():
             self.tensors[name][indices] = on_host(tensor)

@@ -472,7 +472,7 @@ class Rehearsals:
                 f"{finding.differs} differs when a step's first batch is repeated after the last "
                 f"one: the body of the loop over `step.shards` keeps state from shard to shard, "
                 f"or counts this worker's shards, as `enumerate(step.shards)` does: use "
-                f"`unisono.progress().shard`, and change what it keeps between steps."
+                f"`unisono.progress().shard` instead, and update the state between steps."
             )
         return RuntimeError(
             f"{_MUST} computed twice, from the same samples, random numbers, parameters and "

@@ -40,7 +40,7 @@ def check_order(run: RunContext, samples: SamplePlan) -> None:
     order_of, goes_on = samples.order_of, position.batch and not run.has_joined
     if goes_on and isinstance(order_of, EpochOrder) and order_of.has_changed(position.epoch):
         run.say_once(
-            f"{samples.sampler} would now return another order than the one in which epoch "
+            f"{samples.sampler} would now return a different order from the one with which epoch "
             f"{position.epoch} began: this epoch continues in its order, and the new one applies "
             f"from the next epoch on"
         )

@@ -147,7 +147,7 @@ class Validation:
         if self._every.seconds is not None:
             raise ValueError(
                 f"`validate_every` must be in steps or epochs, as clocks differ between workers, "
-                f"but is {every!r}: pass `500`, say."
+                f"but is {every!r}: pass `500`, for example."
             )
 
     def must_be(self, for_what: str, monitor: str) -> None:

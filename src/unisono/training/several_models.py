@@ -80,7 +80,7 @@ def check_optimizer_names(names: Collection[str], chosen: tuple[str, ...]) -> No
         raise ValueError(
             f"`step.update` must name optimizers of the run, which are {_listed(names)}, each "
             f"once, but got {_listed(chosen) or 'nothing'}: pass "
-            f"`step.update({next(iter(names))!r})`, say."
+            f"`step.update({next(iter(names))!r})`, for example."
         )
 
 

@@ -172,8 +172,8 @@ def _report_cores(run: RunContext, num_shards: int) -> None:
     if "cores" not in notices():
         notices().add("cores")
         run.say(
-            f"one thread computes, as in each worker, on a machine with {num_cores} cores: "
-            f"`unisono run -n {num_workers} {_file_of_program() or 'train.py'}`, or "
+            f"this run computes with one thread, like each worker, on a machine with {num_cores} "
+            f"cores: `unisono run -n {num_workers} {_file_of_program() or 'train.py'}`, or "
             f"`unisono.launch(function, workers={num_workers})`, uses {num_workers} of them and "
             f"gives the same result"
         )

@@ -295,7 +295,7 @@ class Step(DoneStep):
         if not self._entered or self._taken:
             raise RuntimeError(
                 f"`step.update(gradients=…)` must be called once, within `with step:`, instead of "
-                f"a loop over `step.shards`; in step {self.number} it is not."
+                f"a loop over `step.shards`; in step {self.number} it was not."
             )
         engine, self._taken = self._engine, True
         check_given(gradients, engine, self._boundary.run)

@@ -102,7 +102,7 @@ class AlternatingStep(Step):
         if not self._entered or self._updating or (self._taken and not self._turn):
             raise RuntimeError(
                 f"`step.update` must be used within `with step:`, one block after another, without "
-                f"a loop over `step.shards` outside of them; in step {self.number} it is not."
+                f"a loop over `step.shards` outside of them; in step {self.number} it was not."
             )
         if self._turn:
             self._begin()

@@ -212,8 +212,8 @@ def _bring(pieces: OwnPieces, states: Region, left: memoryview, optimizer: Optim
         if time.monotonic() > until_s:
             raise RuntimeError(
                 f"`optimizer.state` is whole once every worker has left its loop, but after "
-                f"{STALL.in_s():.0f} s only {sum(left)} of {len(left)} have: leave it on all "
-                f"workers alike, or start the program again, which resumes."
+                f"{STALL.in_s():.0f} s only {sum(left)} of {len(left)} have: leave the "
+                f"loop on every worker, or start the program again, which resumes."
             )
         time.sleep(_POLL_S)
     pieces.make_whole(optimizer, states)

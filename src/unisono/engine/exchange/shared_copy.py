@@ -5,9 +5,9 @@ the two barriers of a step; a worker that is lost there leaves them torn, and al
 the newest snapshot.
 
 While a loop runs, parameters' ``.data`` and optimizer state show the arena in a private view
-(``private_view.py``). What the program changes there between two steps it has changed on every
-worker alike. It is found when the next step begins; each worker publishes a share of it, and all
-see the arena again. Parameters that the optimizer does not update stay changed in the view, and are
+(``private_view.py``). Between two steps, every worker makes the same changes there. They are
+detected when the next step begins; each worker publishes a share of them, and all see the arena
+again. Parameters that the optimizer does not update stay changed in the view, and are
 published for snapshots.
 
 Optimizers that are not element-wise cannot work on pieces: one worker of each host updates whole

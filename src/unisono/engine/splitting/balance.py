@@ -35,7 +35,7 @@ def divide(costs: Sequence[int], num_devices: int) -> list[int]:
     if len(costs) < num_devices:
         raise ValueError(
             f"a model must have a part for each device, but has {len(costs)} parts that can be "
-            f"computed apart for {num_devices} devices: pass fewer devices."
+            f"computed separately for {num_devices} devices: pass fewer devices."
         )
     limits = range(sum(costs))
     limit = bisect_left(
@@ -102,8 +102,8 @@ def _read(
     for device, prefixes in balance.items():
         if device not in places:
             raise ValueError(
-                f"`balance` must be by the devices that are given, {named(list(places))}, but "
-                f"has {device!r}: name one of them."
+                f"the keys of `balance` must be among `devices`, {named(list(places))}, but one "
+                f"is {device!r}: use one of these."
             )
         if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
             raise TypeError(

@@ -185,7 +185,7 @@ def _places(names: Sequence[torch.device], world: World) -> list[int]:
     if len(set(numbers)) < len(numbers):
         twice = next(number for number in numbers if numbers.count(number) > 1)
         raise ValueError(
-            f"`devices` must name each device once, but {names[0].type}:{twice} is there "
+            f"`devices` must name each device once, but {names[0].type}:{twice} is listed "
             f"{numbers.count(twice)} times: to have several workers share it, start them with "
             f"`--workers-per-gpu`."
         )

@@ -295,7 +295,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     for name, tensor in tensors_of(model).items():
         if not is_torchs and str(tensor.dtype) not in CODES:
             raise ValueError(
-                f"weights must have a dtype that safetensors files hold, but `{name}` is "
+                f"weights must have a dtype that safetensors files support, but `{name}` is "
                 f"{tensor.dtype}: convert it, or save to a file that ends in .pt."
             )
     try:

@@ -89,7 +89,7 @@ def join_state(
         if name and name not in named:
             raise CheckpointError(
                 f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
-                f"make it over the same parameters, or give each run its own `directory`."
+                f"create it with the same parameters, or give each run its own `directory`."
             )
     return states
 

@@ -115,7 +115,7 @@ def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
             seen, kind = f"is the class {given.__name__}", f"torch.optim.{given.__name__}"
         raise TypeError(
             f"`optimizer` must be a torch.optim.Optimizer, but {seen}: pass "
-            f"`{kind}(model.parameters())`, say."
+            f"`{kind}(model.parameters())`, for example."
         )
     for single in optimizers_of(optimizer).values():
         _check_one(single, on_host=on_host)

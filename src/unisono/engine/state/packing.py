@@ -118,7 +118,7 @@ def check_dtype(what: str, tensor: torch.Tensor) -> None:
     """Raise CheckpointError if no checkpoint file can hold the dtype of a tensor."""
     if str(tensor.dtype) not in CODES:
         raise CheckpointError(
-            f"{what} must have a dtype that safetensors files hold to be kept, but is "
+            f"{what} must have a dtype that safetensors files support, but is "
             f"{tensor.dtype}: convert it (two real tensors hold a complex one), or train without "
             f"checkpoints."
         )

@@ -41,7 +41,7 @@ class LossScaling:
         if not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(
                 f"`scaler` must be a torch.amp.GradScaler, but is of type "
-                f'{type(scaler).__name__}: pass `torch.amp.GradScaler("cpu")`, say.'
+                f'{type(scaler).__name__}: pass `torch.amp.GradScaler("cpu")`, for example.'
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if any(parameter.dtype == torch.float16 for parameter in parameters):

@@ -132,12 +132,12 @@ class Clipping:
             if isinstance(limit, bool) or not isinstance(limit, (int, float)):
                 raise TypeError(
                     f"`{name}` must be a number, but is of type {type(limit).__name__}: pass "
-                    f"`{name}=1.0`, say."
+                    f"`{name}=1.0`, for example."
                 )
             if not (limit > 0 and (math.isfinite(limit) or name == "clip_norm")):
                 raise ValueError(
                     f"`{name}` must be above 0{' and finite' * (name == 'clip_value')}, but is "
-                    f"{limit}: pass `{name}=1.0`, say, or leave it out."
+                    f"{limit}: pass `{name}=1.0`, for example, or leave it out."
                 )
         if self.norm is not None and self.value is not None:
             raise ValueError(
@@ -155,7 +155,7 @@ class Clipping:
                     raise ValueError(
                         f"`clip_value` takes real parameters alone, as torch's `clip_grad_value_` "
                         f"does, but the optimizer updates one of {parameter.dtype}: pass "
-                        f"`clip_norm=1.0`, say."
+                        f"`clip_norm=1.0`, for example."
                     )
 
 

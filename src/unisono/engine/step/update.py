@@ -62,7 +62,7 @@ class Options:
         )
         raise RuntimeError(
             f"the loss function and the model must depend on the shard alone, but they set "
-            f"`{name}` of the optimizer, whose options all workers must have alike: pass "
+            f"`{name}` of the optimizer, whose options must be the same on all workers: pass "
             f"`schedule=`, or set it before the step, as in a callback's `on_step_begin`."
         )
 
@@ -145,8 +145,8 @@ class SlicedUpdate:
         """Raise RuntimeError if code was put around ``step()`` since the loop began."""
         if is_surrounded(self._optimizer):
             raise RuntimeError(
-                "hooks of an optimizer's `step`, and what is put around it, must be there before "
-                "a loop begins, but came under way: register or wrap before, or between two loops."
+                "hooks and wrappers of an optimizer's `step` must be in place before a loop, but "
+                "were added during one: add them before it, or between two loops."
             )
 
     def apply(self, present: Sequence[bool]) -> None:

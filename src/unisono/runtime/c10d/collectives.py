@@ -147,9 +147,9 @@ def _longest_of_all(
             if given != taken:
                 names = board.meeting.names
                 raise MismatchError(
-                    f"what one rank gives, the other must take, but in all_to_all rank "
-                    f"{names[giver]} gives {given:,} elements to rank {names[taker]}, which "
-                    f"expects {taken:,}: let output sizes there equal input sizes here."
+                    f"in all_to_all, rank {names[giver]} sends {given:,} elements to rank "
+                    f"{names[taker]}, which expects {taken:,}: make the receiver's output sizes "
+                    f"equal to the sender's input sizes."
                 )
     return max(max(table) for table in tables)
 

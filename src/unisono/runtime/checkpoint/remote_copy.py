@@ -87,9 +87,9 @@ class Copy:
                 self._set_aside_here()
         elif self._there:
             raise CheckpointError(
-                f'`Checkpoint(resume="never")` must have a URL without checkpoints, but '
-                f"{self.place} has those of {listed('step', sorted(self._there))}: pass another "
-                f"URL, or remove what is there."
+                f'`Checkpoint(resume="never")` needs a URL without checkpoints, but {self.place} '
+                f"has checkpoints of {listed('step', sorted(self._there))}: pass another URL, or "
+                f"remove them."
             )
         if self._work["owns"]:
             known = [*(known if is_continued else []), self._work["session"]]
@@ -220,7 +220,7 @@ class Copy:
         if others:
             say(
                 f"{self._folder} has checkpoints of {listed('step', others)} that do not belong to "
-                f"the run at {self.place}: they are set aside"
+                f"the run at {self.place}: they are moved aside"
             )
 
     def _fetch(self) -> None:

@@ -179,8 +179,8 @@ def _ordered(file: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     others = [tensor for tensor in tensors if tensor.code not in ITEM_BYTES]
     if others:
         raise ValueError(
-            f"a file must hold nothing but dtypes that safetensors knows, but `{others[0].name}` "
-            f"is {others[0].code}: convert it."
+            f"tensors in a file must have dtypes that safetensors supports, but "
+            f"`{others[0].name}` is {others[0].code}: convert it."
         )
     names = {tensor.name for tensor in tensors}
     if len(names) < len(tensors) or "__metadata__" in names:

@@ -209,7 +209,7 @@ def caller_modes() -> dict[str, Any]:
 
 
 def set_modes(modes: dict[str, Any]) -> None:
-    """Set torch's modes; leave those alone that have the right value already."""
+    """Set torch's modes, except those that already have the right value."""
     import torch
 
     for name, mode in modes.items():

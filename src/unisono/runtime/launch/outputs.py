@@ -63,7 +63,7 @@ class LineBuffer:
 class OutputStream:
     """A stream of the caller.
 
-    Exceptions that it raises never end a job: the output is lost meanwhile, which is reported once.
+    If it raises an exception, the job continues without this output, which is reported once.
     """
 
     def __init__(self, name: str, stream: TextIO) -> None:

@@ -140,8 +140,8 @@ def refuse_children(here: World) -> None:
     """Raise if a worker started this process: it has the worker's variables but not its seat."""
     if PID_VARIABLE in os.environ and not is_worker():
         raise RuntimeError(
-            f"a process that a worker starts must not train in its place, but this one has the "
-            f"variables of rank {here.rank} of {here.world_size}, which is process "
+            f"a process that a worker starts must not train in its place, but this one inherited "
+            f"RANK={here.rank} and WORLD_SIZE={here.world_size} from process "
             f"{os.environ[PID_VARIABLE]}: train in the worker itself; to train separately, start "
             f"this process without {PID_VARIABLE}, RANK and WORLD_SIZE."
         )

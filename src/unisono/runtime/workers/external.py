@@ -100,7 +100,7 @@ def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str
     if here.local_world_size == here.world_size:
         raise RendezvousError(
             f"all workers must be on one host and in one container, as LOCAL_WORLD_SIZE says, but "
-            f"those of ranks {' and '.join(map(str, ranks_of_host))} are apart: start them in the "
+            f"ranks {' and '.join(map(str, ranks_of_host))} are not: start them in the "
             f"same container, or set LOCAL_RANK and LOCAL_WORLD_SIZE in each process."
         )
     return address_here()

@@ -186,8 +186,8 @@ def _call_rank(rank: int, place: Address, token: str, me: int, deadline: float) 
     if not hmac.compare_digest(shown, _shown(token, rank, me)):
         link.close()
         raise RendezvousError(
-            f"rank {rank} must be at {place[0]}:{place[1]}, but who answers there does not know "
-            f"the job's token: look for another job that uses this address."
+            f"rank {rank} must be at {place[0]}:{place[1]}, but the process there does not know "
+            f"the job's token: check for another job that uses this address."
         )
     return link
 

@@ -63,7 +63,7 @@ def is_at_master(environ: Mapping[str, str], here: World) -> bool:
     if len(given) == 1 and (several or here.started_by not in (SLURM, OPEN_MPI)):
         raise ValueError(
             f"`MASTER_ADDR` and `MASTER_PORT` must be set together, but only {given[0]} is: set "
-            f"both, or, where all workers are on one host, none."
+            f"both, or neither if all workers are on one host."
         )
     if not given and several:
         raise ValueError(

@@ -73,8 +73,8 @@ class ReplicatedCalls:
         if self._num_loops:
             if self.is_undone:
                 raise RuntimeError(
-                    f"`{name}` must follow a step that is done, but the one before was undone, as "
-                    f"a worker was lost: write `if not step.is_done: continue` behind the step."
+                    f"`{name}` must follow a step that is done, but a worker was lost, so the last "
+                    f"step was undone: write `if not step.is_done: continue` after the step."
                 )
             return act()
         interrupts().honour(self.team)

@@ -212,7 +212,7 @@ class Team:
 
     @property
     def signal(self) -> int:
-        """The signal to a worker that should end the job, if workers receive signals; 0: none."""
+        """The signal that asks the workers to end the job; 0: none, or the launcher handles it."""
         return self._control.wish if self.supervisor.hears_signals else 0
 
     def pass_on(self, signum: int) -> bool:

@@ -174,7 +174,7 @@ def _weights(
 
 
 def _roughly(step: Step, one: OptimizerStep, found: Relation, why: str = "") -> JudgedStep:
-    """Judge a step in which more than rounding must differ: a factor of N is found nevertheless.
+    """Judge a step whose gradients may differ by more than rounding; still find a factor of N.
 
     `why` is empty if only batch norm can make one rank's gradient differ.
     """

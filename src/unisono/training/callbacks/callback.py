@@ -194,7 +194,7 @@ class Fit(Protocol):
 class Callback:
     """Observes a run: override the methods you need; the others do nothing.
 
-    Whatever your own callback changes is saved with the run: plain values, tensors, arrays and
+    Anything your own callback changes is saved with the run: plain values, tensors, arrays and
     modules, also in lists, tuples, sets and dicts, in its attributes and those of your own objects,
     and in closures, globals and datasets that its code refers to (up to 1 MiB each). Changes since
     the first ``fit`` began are part of checkpoints, are passed to replacements, and are undone if

@@ -47,7 +47,9 @@ class EMA(Callback):
 
     def __init__(self, decay: float = 0.999, *, start: int = 0) -> None:
         if not 0.0 <= decay <= 1.0:
-            raise ValueError(f"`decay` must be between 0 and 1, but is {decay}: pass 0.999, say.")
+            raise ValueError(
+                f"`decay` must be between 0 and 1, but is {decay}: pass 0.999, for example."
+            )
         self._start = check_whole("start", start, at_least=0)
         self._lerp: Callable[..., None] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average: dict[str, torch.Tensor] = {}

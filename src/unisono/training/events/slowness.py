@@ -114,7 +114,7 @@ class _Judgement:
 
     def _common(self) -> Iterator[Slowdown]:
         """Yield what takes long on all workers."""
-        look = "look at callbacks, and at what the program does between steps"
+        look = "check callbacks, and what the program does between steps"
         for column, costs, cause, what, remedy in (
             (_LOADING, _LOADING_COSTS, SlowdownCause.LOADING, "loading", self._read_ahead),
             (_BETWEEN, _BETWEEN_COSTS, SlowdownCause.BETWEEN, "what lies between steps", look),
@@ -178,13 +178,13 @@ class _Judgement:
 
     def _remedy(self, column: int) -> str:
         if column == _LOADING:
-            return f"{self._read_ahead}, or look at where its samples lie"
+            return f"{self._read_ahead}, or check where its samples are stored"
         if column == _BETWEEN:
-            return "look at callbacks, and at code that runs on this worker alone between steps"
+            return "check callbacks, and code that runs only on this worker between steps"
         where = (
             "what else its process does" if self._facts.is_on_host else "what runs on its device"
         )
-        return f"look at whether its samples take longer to compute, and at {where}"
+        return f"check whether its samples take longer to compute, and {where}"
 
 
 @dataclass(frozen=True, slots=True)
