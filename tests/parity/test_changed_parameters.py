@@ -22,6 +22,7 @@ from tests.parity.keeping_programs import (
     drawn,
     halved,
 )
+from tests.promises import promise
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -202,6 +203,7 @@ def with_a_shift(change, device):
     return by_callback(change, device, model=Shifted)
 
 
+@promise("one-result.6")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "name"),
@@ -236,6 +238,7 @@ def by_version(weight):
         weight.mul_(0.9)
 
 
+@promise("one-result.10")
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [in_data, anew, by_version])
 @pytest.mark.parametrize("workers", [None, 2])

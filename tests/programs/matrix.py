@@ -9,6 +9,8 @@ begins with ``# %% name: what a user should get``, and after that what is specia
     # %% chain: SAME cpu<4                  takes less than four seconds of a processor
     # %% hooks: SAME open                   not so yet
     # %% rollouts: SAME stop=20 kill=23     the steps in which it is stopped, and somebody killed
+
+Before its programs a file names what they prove: ``# promises: one-result.4`` (`tests.promises`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ CATALOGUE = Path(__file__).parent / "catalogue"
 COLD = ("alone", "two", "stop12")  # as torch is loaded in each start
 NO_LIMIT_S = 60.0  # of a processor
 _HEAD = re.compile(r"^# %% (?P<name>\w+): (?P<expected>[A-Z|]+)(?P<options>.*)$", re.MULTILINE)
+_PROMISES = re.compile(r"^# promises: (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Program:
     body: str
     expected: str
     options: tuple[str, ...] = ()
+    promises: tuple[str, ...] = ()
 
     @property
     def reads(self) -> bool:
@@ -145,11 +149,13 @@ def programs(folder: Path = CATALOGUE, pattern: str = "") -> list[Program]:
     for path in sorted(folder.glob("*.py")):
         text = path.read_text()
         heads = list(_HEAD.finditer(text))
+        promises = tuple(" ".join(_PROMISES.findall(text)).split())
         ends = [head.start() for head in heads[1:]] + [len(text)]
         for head, end in zip(heads, ends, strict=True):
             body = text[head.end() : end].strip() + "\n"
             options = tuple(head["options"].split())
-            found.append(Program(path.stem, head["name"], body, head["expected"], options))
+            made = Program(path.stem, head["name"], body, head["expected"], options, promises)
+            found.append(made)
     return [one for one in found if re.search(pattern, str(one))]
 
 

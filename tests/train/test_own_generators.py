@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from tests.promises import promise
 from tests.train import drawing
 
 import unisono
@@ -13,6 +14,7 @@ from unisono.programs.generators import OwnGenerators
 from unisono.programs.walk import Walk
 
 
+@promise("one-result.9")
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
 def test_a_loop_of_ones_own_comes_to_the_same(named):
@@ -102,6 +104,7 @@ def drawn(each):
     return [each.random() for _ in range(3)]
 
 
+@promise("one-result.9")
 @pytest.mark.parametrize("make", MAKERS)
 def test_each_kind_is_seeded_and_put_back(make):
     one, other = make(), make()

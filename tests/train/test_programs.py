@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from tests.promises import promise
 from tests.train import (
     closures,
     drawing,
@@ -67,6 +68,7 @@ def test_any_number_of_workers_comes_to_the_same(monkeypatch, alone, workers, ex
         assert found == alone
 
 
+@promise("one-result.1")
 def test_a_run_goes_on_with_others(tmp_path, alone):
     stopped = unisono.launch(train_all, tmp_path, 3, workers=2)[0]
     assert not any(stopped[name] == alone[name] for name in alone)

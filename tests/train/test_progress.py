@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from tests.classified import at_random
 from tests.loaders import loader_of
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -102,6 +103,7 @@ def test_who_reads_ahead_is_told_the_same():
         del PROGRAMS["read here"]
 
 
+@promise("one-result.9")
 def test_each_place_is_told_as_it_is():
     queued, noting = queue.SimpleQueue(), Noting()  # which may grow, as nobody sees it
 

@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% error_feedback_of_sign_sgd: SAME
 rest = {}
 

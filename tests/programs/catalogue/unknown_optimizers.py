@@ -1,3 +1,5 @@
+# promises: conditions.7
+
 # %% lion: SAME
 class Lion(torch.optim.Optimizer):
     def __init__(self, params, lr=0.01):
