@@ -1,17 +1,13 @@
-"""Programs that change parameters themselves: a plain loop's bits, refusals, kills between steps.
+"""Programs that change parameters themselves: a plain loop's bits, and refusals.
 
 What they come to in every way of running them is in the catalogue (`tests.programs`).
 """
-
-import os
-import signal
 
 import pytest
 import torch
 from tests.classified import at_random
 from tests.classified import cross_entropy as loss_of
-from tests.programs import given
-from tests.programs.given import Between
+from tests.programs.given import Moved, Twins
 from tests.promises import promise
 from torch import nn
 from torch.optim import SGD, Adam
@@ -27,62 +23,11 @@ def net():
     return nn.Sequential(nn.Linear(8, 150), nn.ReLU(), nn.Linear(150, 4))
 
 
-def averaged_in_data(model, _):
-    for target, online in model.pairs():
-        target.data = target.data * 0.8 + online.data * 0.2
-
-
-def clipped(model, _):
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clamp(-0.2, 0.2)
-
-
-def drawn(model, _):
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn(parameter.shape), alpha=0.01)
-
-
-def halved(_, optimizer):
-    for state in optimizer.state.values():
-        state["exp_avg"].mul_(0.5)
-        state["step"].mul_(0.5)
-
-
-class Twins(given.Twins):
-    def __init__(self):
-        super().__init__(net)
-
-
-class Moved(Twins):
-    """MoCo: moves its key encoder in each forward pass."""
-
-    def forward(self, inputs):
-        if self.training:
-            averaged_in_data(self, None)
-        return super().forward(inputs)
-
-
-class Drawing(SGD):
-    """Draws whole updates."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step(closure)
-        for parameter in self.param_groups[0]["params"]:
-            parameter.add_(torch.rand(parameter.shape), alpha=0.01)
-
-
 def make(model=net, optimizer=Adam, loss=loss_of, **options):
     torch.manual_seed(0)
     model = model()
     made = optimizer([p for p in model.parameters() if p.requires_grad], lr=0.01)
     return unisono.Trainer(model, made, loss, shards=4, **options)
-
-
-def by_callback(change, **options):
-    trainer = make(callbacks=[Between(change)], **options)
-    trainer.fit(data(), batch_size=10, steps=4)
-    return trainer.digest()
 
 
 def in_data(weight):
@@ -115,7 +60,7 @@ def test_passes_that_change_trained_parameters_are_refused(change, workers):
 
 
 def test_what_passes_move_has_the_bits_of_a_plain_loop():
-    ours, plain, batches = make(Moved, SGD, lambda *_: None).run.model, Moved(), []
+    ours, plain, batches = make(lambda: Moved(net), SGD).run.model, Moved(net), []
     plain.load_state_dict(ours.state_dict())
     run = unisono.Run(ours, SGD(ours.net.parameters(), lr=0.1), shards=1)
     for step in run.steps(data(), batch_size=10, steps=4):
@@ -143,90 +88,7 @@ def test_what_passes_move_late_is_refused(change, begin):
         return loss_of(model, batch)
 
     with pytest.raises(RuntimeError, match=r"`target\.2\.weight` (was first seen|carries)"):
-        make(Twins, SGD, loss).fit(data(), batch_size=10, steps=66)
-
-
-class Killed(Between):
-    """Kills a worker once, behind or before a change."""
-
-    def __init__(self, change, rank, mark, *, is_changed):
-        super().__init__(change)
-        self.rank, self.mark, self.is_changed = rank, mark, is_changed
-
-    def on_step_end(self, fit, step):
-        if self.is_changed:
-            self.change(fit.model, fit.optimizer)
-        if step.number == 2 and unisono.world().rank == self.rank and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if not self.is_changed:
-            self.change(fit.model, fit.optimizer)
-
-
-class Shifted(nn.Sequential):
-    """Adds a buffer, which the program changes between steps."""
-
-    def __init__(self):
-        super().__init__(*net())
-        self.register_buffer("shift", torch.zeros(8))
-
-    def forward(self, inputs):
-        return super().forward(inputs + self.shift)
-
-
-def shifted(model, _):
-    model.shift = model.shift + torch.rand(8)
-
-
-KILLED = [
-    (clipped, {}),
-    (halved, {}),
-    (averaged_in_data, {"model": Moved}),
-    (drawn, {"optimizer": Drawing}),
-    (shifted, {"model": Shifted}),
-]
-
-
-def with_a_kill(program, rank, mark, directory):
-    change, options = KILLED[program]
-    killed = Killed(change, rank, mark, is_changed=program % 2 == 0)
-    trainer = make(callbacks=[killed], directory=directory, **options)
-    trainer.fit(data(), batch_size=10, steps=5)
-    return trainer.digest()
-
-
-def gone_on(program, directory):
-    change, options = KILLED[program]
-    trainer = make(callbacks=[Between(change)], directory=directory, **options)
-    trainer.fit(data(), batch_size=10, steps=7)
-    return trainer.digest()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("program", range(len(KILLED)))
-def test_kills_and_resumes_change_nothing_of_it(tmp_path, program, rank):
-    mark, kept = tmp_path / "killed", tmp_path / "run"
-    expected = {with_a_kill(program, -1, mark, None)}
-    assert set(unisono.launch(with_a_kill, program, rank, mark, kept, workers=3)) == expected
-    assert mark.exists()
-    if rank == 1:
-        resumed = unisono.launch(gone_on, program, kept, workers=2)
-        assert set(resumed) == {gone_on(program, None)}
-
-
-def with_buffers(optimizer, faults):
-    os.environ["UNISONO_FAULTS"] = faults
-    return by_callback(shifted, model=Shifted, optimizer=optimizer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [Adam, Drawing])
-def test_a_leader_lost_before_the_last_snapshot_is_described_by_the_next(monkeypatch, optimizer):
-    monkeypatch.setenv("UNISONO_FAULTS", "")
-    expected = with_buffers(optimizer, "")
-    found = unisono.launch(with_buffers, optimizer, "kill:rank=0,step=3,at=commit", workers=3)
-    assert found == [expected] * 3
+        make(lambda: Twins(net), SGD, loss).fit(data(), batch_size=10, steps=66)
 
 
 class Written(nn.Sequential):

@@ -8,7 +8,6 @@ import torch
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 import unisono
 from unisono.engine.state.contents import check_contents
@@ -41,7 +40,7 @@ def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4, **optio
 
 
 def clip_around_step(trainer):
-    """Put clipping around the optimizer's step, as recipes do; returns what was there."""
+    """Put clipping around the optimizer's step, as recipes do."""
     optimizer = trainer.run.optimizer
     inner = optimizer.step
 
@@ -51,59 +50,6 @@ def clip_around_step(trainer):
         optimizer.zero_grad()
 
     optimizer.step = step
-    return inner
-
-
-def wrapped_on_one_rank():
-    trainer = make()
-    if unisono.world().rank == 0:
-        clip_around_step(trainer)
-    trainer.fit(data(), batch_size=10, steps=2)
-
-
-@pytest.mark.slow
-def test_wrapping_step_on_one_rank_alone_is_refused():
-    with pytest.raises(unisono.errors.MismatchError, match="the model with its optimizer must be"):
-        unisono.launch(wrapped_on_one_rank, workers=2)
-
-
-def predict_on_one_rank():
-    trainer = make()
-    trainer.fit(data(), batch_size=10, steps=2)
-    if unisono.world().rank == 0:
-        trainer.predict(data(), batch_size=10)
-    trainer.evaluate(data(), batch_size=10)
-
-
-def average_in_a_hook(use):
-    trainer = make()
-    average = AveragedModel(trainer.run.model)
-
-    def update(*_):
-        if unisono.world().rank == 0:
-            average.update_parameters(trainer.run.model)
-
-    trainer.run.optimizer.register_step_post_hook(update)
-    trainer.fit(data(), batch_size=10, steps=2)
-    getattr(trainer, use)(data(), batch_size=10, model=average)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("use", ["evaluate", "predict"])
-def test_another_model_that_differs_between_workers_is_refused(use):
-    unisono.launch(average_in_a_hook, use, workers=1)
-    with pytest.raises(
-        unisono.errors.MismatchError, match="the digest of `model` must be the same"
-    ):
-        unisono.launch(average_in_a_hook, use, workers=2)
-
-
-@pytest.mark.slow
-def test_a_call_on_one_rank_alone_is_named_on_both_sides():
-    with pytest.raises(
-        unisono.errors.MismatchError, match=r"came to `(predict|evaluate)[^`]*` and rank"
-    ):
-        unisono.launch(predict_on_one_rank, workers=2)
 
 
 def loop(trainer, after, steps=3, loss=loss_of):

@@ -43,8 +43,10 @@ __all__ = [
     "DataLoader",
     "Dataset",
     "F",
+    "Moved",
     "Path",
     "Rows",
+    "Shifted",
     "Subset",
     "TensorDataset",
     "Twins",
@@ -119,6 +121,27 @@ class Twins(nn.Module):
 
     def sgd(self) -> SGD:
         return SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+
+class Moved(Twins):
+    """Moves its slow net in each pass, as MoCo does."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            for target, online in self.pairs():
+                target.data = target.data * 0.8 + online.data * 0.2
+        return super().forward(inputs)
+
+
+class Shifted(nn.Sequential):
+    """Adds a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(*normed())
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs + self.shift)
 
 
 class Between(Callback):

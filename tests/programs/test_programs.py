@@ -125,6 +125,16 @@ def check(exchange, workers, is_chosen):
         assert [*found] == [alone] * workers, program  # after one that fails, others may, too
 
 
+@promise("nothing-lost.2")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [marked(one) for one in together.CHANGED if "kills" in one.options]
+)
+def test_kills_before_and_after_a_change_change_nothing_of_it(program, tmp_path):
+    result = tried(program, tmp_path, ("alone", "kill0", "back", "commit", "stop12"))
+    assert result.is_expected, result
+
+
 @pytest.mark.slow
 def test_each_program_changes_something_and_ways_to_do_the_same_are_the_same():
     found = zip(together.CHANGED, found_alone(together.CHANGED), strict=True)

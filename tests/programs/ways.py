@@ -14,6 +14,7 @@ and for programs that are run everywhere::
 
     four              workers
     staged, gloo, …   exchanges (`tests.chaos.exchanges`), sim on the test accelerator
+    commit            a leader is killed before the last snapshot
     killstaged, …     kills and stops on them
 """
 
@@ -97,6 +98,7 @@ WAYS = {
     "gloo": _everywhere(Start(3, exchange="gloo")),
     "zero": _everywhere(Start(2, exchange="zero")),
     "sim": _everywhere(Start(2, exchange="sim")),
+    "commit": _everywhere(_killed(3, 0, "commit")),
     "killstaged": _everywhere(_killed(3, 0, "update", "staged")),
     "stop32": _everywhere(Start(3, stopped=6, exchange="staged"), Start(2, exchange="gloo")),
 }

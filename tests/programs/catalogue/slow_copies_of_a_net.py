@@ -38,15 +38,7 @@ t = trainer(m, optimizer=m.sgd(), callbacks=[Between(moved)])
 fit(t)
 
 
-# %% moved_in_each_pass: SAME everywhere
-class Moved(Twins):
-    def forward(self, inputs):
-        if self.training:
-            for target, online in self.pairs():
-                target.data = target.data * 0.8 + online.data * 0.2
-        return super().forward(inputs)
-
-
+# %% moved_in_each_pass: SAME everywhere kills
 m = Moved()
 t = trainer(m, optimizer=m.sgd())
 fit(t)
@@ -87,14 +79,6 @@ fit(t)
 
 
 # %% moved_in_passes_and_between_steps: SAME everywhere
-class Moved(Twins):
-    def forward(self, inputs):
-        if self.training:
-            for target, online in self.pairs():
-                target.data = target.data * 0.8 + online.data * 0.2
-        return super().forward(inputs)
-
-
 def moved(model, _):
     for target, online in model.pairs():
         values = target.detach().cpu().numpy()
@@ -108,14 +92,6 @@ fit(t)
 
 
 # %% moved_in_passes_and_by_an_optimizer_of_the_programs_own: SAME everywhere
-class Moved(Twins):
-    def forward(self, inputs):
-        if self.training:
-            for target, online in self.pairs():
-                target.data = target.data * 0.8 + online.data * 0.2
-        return super().forward(inputs)
-
-
 m = Moved()
 sgd = SGD(m.net.parameters(), lr=0.1)
 

@@ -35,15 +35,6 @@ fit(t)
 
 # %% a_buffer_written_on_one_rank: WORKERS everywhere
 # says: change of shift|`shift`
-class Shifted(nn.Sequential):
-    def __init__(self):
-        super().__init__(*normed())
-        self.register_buffer("shift", torch.zeros(8))
-
-    def forward(self, inputs):
-        return super().forward(inputs + self.shift)
-
-
 def on_one_rank(model, _):
     if unisono.world().rank == 0 and unisono.world().world_size > 1:
         model.shift[2] = 0.5
@@ -55,18 +46,47 @@ fit(t)
 
 # %% a_buffer_replaced_by_rank: WORKERS everywhere
 # says: change of shift|`shift`
-class Shifted(nn.Sequential):
-    def __init__(self):
-        super().__init__(*normed())
-        self.register_buffer("shift", torch.zeros(8))
-
-    def forward(self, inputs):
-        return super().forward(inputs + self.shift)
-
-
 def by_rank(model, _):
     model.shift = model.shift + unisono.world().rank
 
 
 t = trainer(Shifted(), callbacks=[Between(by_rank)])
 fit(t)
+
+
+# %% clipping_put_around_step_on_one_rank: WORKERS everywhere
+# says: the model with its optimizer must be
+t = trainer(normed())
+step = t.run.optimizer.step
+if unisono.world().rank == 0 and unisono.world().world_size > 1:
+    t.run.optimizer.step = lambda closure=None: step(closure)
+fit(t)
+
+
+# %% evaluated_with_an_average_of_one_rank: WORKERS everywhere
+# says: the digest of `model` must be the same
+average = torch.optim.swa_utils.AveragedModel(normed())
+t = trainer(normed())
+fit(t, epochs=1)
+if unisono.world().rank == 0:
+    average.update_parameters(normed().to(DEVICE))
+t.evaluate(data, batch_size=10, model=average)
+
+
+# %% predicted_with_an_average_of_one_rank: WORKERS everywhere
+# says: the digest of `model` must be the same
+average = torch.optim.swa_utils.AveragedModel(normed())
+t = trainer(normed())
+fit(t, epochs=1)
+if unisono.world().rank == 0:
+    average.update_parameters(normed().to(DEVICE))
+t.predict(data, batch_size=10, model=average)
+
+
+# %% predicted_on_one_rank: WORKERS everywhere
+# says: came to `(predict|evaluate)[^`]*` and rank
+t = trainer(normed())
+fit(t, epochs=1)
+if unisono.world().rank == 0:
+    t.predict(data, batch_size=10)
+t.evaluate(data, batch_size=10)

@@ -2,19 +2,26 @@
 
 # %% transforms_with_generators_of_their_own: SAME reads everywhere
 class Jitter:
-    __slots__ = ("own", "torchs")
+    __slots__ = ("draw", "own", "torchs")
 
     def __init__(self):
         self.own, self.torchs = random.Random(0), torch.Generator().manual_seed(1)
+        self.draw = random.Random(2).random  # a bound method alone
 
     def __call__(self, row, strength):
-        return row * self.own.uniform(1, 1 + strength) + torch.rand(8, generator=self.torchs)
+        row = row * self.own.uniform(1, 1 + strength) + self.draw()
+        return row + torch.rand(8, generator=self.torchs)
 
 
 class Jittered(Rows):
+    scale = torch.Generator()
     changes = {"first": [functools.partial(Jitter(), strength=0.5)]}
 
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
     def change(self, row, index):
+        row = row * float(self.rng.random()) * torch.rand((), generator=self.scale)
         return self.changes["first"][0](row)
 
 
@@ -22,15 +29,119 @@ t = trainer(normed())
 fit(t, Subset(Jittered(), range(95, -1, -1)))
 
 
+# %% parts_that_are_read_at_once_with_a_global_generator: SAME reads everywhere
+GLOBAL = np.random.default_rng(5)
+
+
+class Legacy(Rows):
+    def __init__(self):
+        self.rng = np.random.RandomState(3)
+
+    def __getitems__(self, indices):
+        shift = float(GLOBAL.normal() + self.rng.rand())
+        return [(X[index] + shift, Y[index]) for index in indices]
+
+
+t = trainer(normed())
+parts = Subset(torch.utils.data.ConcatDataset([Rows(), Legacy()]), range(48, 144))
+fit(t, parts)
+other = trainer(normed(), directory=DIR and f"{DIR}-2")
+fit(other, Legacy())
+
+
+# %% a_generator_made_at_the_first_reading: SAME reads everywhere
+class Lazy(Rows):
+    rng = None
+
+    def change(self, row, index):
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        return row * float(self.rng.random())
+
+
+t = trainer(normed())
+fit(t, Lazy())
+
+
+# %% a_stream_with_a_generator: SAME reads everywhere
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.rng = np.random.Generator(np.random.Philox(2))
+
+    def __len__(self):
+        return 96
+
+    def __iter__(self):
+        for index in range(96):
+            yield X[index] + float(self.rng.normal()), Y[index]
+
+
+t = trainer(normed())
+fit(t, Stream(), shuffle=False)
+
+
+# %% a_method_of_an_object_that_draws: SAME everywhere
+GLOBAL = np.random.default_rng(5)
+
+
+class Shuffled:
+    def __init__(self):
+        self.rng = random.Random(2)
+
+    def __call__(self, model, batch):
+        return self.weighted(loss(model, batch)) * GLOBAL.uniform(0.5, 1.5)
+
+    def weighted(self, loss):
+        return loss * (1 + self.rng.random())
+
+
+t = trainer(normed(), Shuffled().__call__)
+fit(t)
+
+
+# %% hooks_that_draw: SAME everywhere
+m = normed().to(DEVICE)
+rng, generator = np.random.default_rng(), torch.Generator()
+
+
+def noisy(grad):
+    return grad + torch.randn(grad.shape, generator=generator).to(grad.device)
+
+
+m[0].weight.register_hook(noisy)
+m[0].register_forward_hook(lambda module, inputs, outputs: outputs + float(rng.normal()))
+t = trainer(m)
+fit(t)
+result = [t.predict(data, batch_size=16).tolist(), t.evaluate(data, batch_size=16)]
+
+
+# %% a_loop_that_draws_in_its_body_and_in_a_function: SAME everywhere
+m = normed()
+r = unisono.Run(m, SGD(m.parameters(), lr=0.1), shards=6, directory=DIR, device=DEVICE)
+rng, generator = np.random.default_rng(3), torch.Generator()
+
+
+def noisy(inputs):
+    return inputs + torch.randn(inputs.shape, generator=generator).to(inputs.device)
+
+
+for step in r.steps(data, batch_size=16, steps=STEPS):
+    with step:
+        for inputs, labels in step.shards:
+            step.backward(loss(m, (noisy(inputs) * rng.uniform(), labels)))
+
+
 # %% mixup_in_a_collate: SAME reads everywhere
 def mixup():
     rng = np.random.RandomState(5)
 
-    def collate(samples):
+    def collate(generator_of, samples):
         rows, labels = torch.utils.data.default_collate(samples)
-        return rows.lerp(rows.roll(1, 0), float(rng.beta(2, 2))), labels
+        return rows.lerp(rows.roll(1, 0), float(rng.beta(2, 2))) + generator_of[
+            "it"
+        ].random(), labels
 
-    return collate
+    return functools.partial(collate, {"it": random.Random(9)})
 
 
 t = trainer(normed())

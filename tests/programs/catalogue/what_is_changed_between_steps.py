@@ -1,6 +1,6 @@
 # promises: one-result.4
 
-# %% weights_clipped: SAME everywhere
+# %% weights_clipped: SAME everywhere kills
 def clipped(model, _):
     for parameter in model.parameters():
         parameter.data = parameter.data.clamp(-0.2, 0.2)
@@ -22,7 +22,7 @@ for step in r.steps(data, batch_size=16, steps=STEPS, shuffle=False):
         parameter.data.clamp_(-0.2, 0.2)
 
 
-# %% momentum_halved: SAME everywhere
+# %% momentum_halved: SAME everywhere kills
 def halved(_, optimizer):
     for state in optimizer.state.values():
         state["exp_avg"].mul_(0.5)
@@ -57,32 +57,27 @@ t = trainer(m, optimizer=Adam(m.parameters(), 0.01), callbacks=[Between(forgotte
 fit(t)
 
 
-# %% clipped_by_an_optimizer_of_the_programs_own: SAME everywhere
-class Slow(SGD):
+# %% drawn_into_what_an_optimizer_of_the_programs_own_draws: SAME everywhere kills
+class Drawing(SGD):
+    @torch.no_grad()
     def step(self, closure=None):
         super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(torch.rand(parameter.shape).to(parameter.device), alpha=0.01)
 
 
-def clipped(model, _):
+def drawn(model, _):
+    model.shift = model.shift + torch.rand(8).to(model.shift.device)
     for parameter in model.parameters():
-        parameter.data = parameter.data.clamp(-0.2, 0.2)
+        parameter.data = parameter.data + torch.randn(parameter.shape).to(parameter.device) / 100
 
 
-m = normed()
-t = trainer(m, optimizer=Slow(m.parameters(), 0.1, 0.9), callbacks=[Between(clipped)])
+m = Shifted()
+t = trainer(m, optimizer=Drawing(m.parameters()), callbacks=[Between(drawn)])
 fit(t)
 
 
-# %% a_buffer_that_is_drawn: SAME everywhere
-class Shifted(nn.Sequential):
-    def __init__(self):
-        super().__init__(*normed())
-        self.register_buffer("shift", torch.zeros(8))
-
-    def forward(self, inputs):
-        return super().forward(inputs + self.shift)
-
-
+# %% a_buffer_that_is_drawn: SAME everywhere kills
 def shifted(model, _):
     model.shift = model.shift + torch.rand(8).to(model.shift.device)
 
