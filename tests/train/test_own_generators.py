@@ -16,8 +16,8 @@ from unisono.programs.generators import OwnGenerators
 from unisono.programs.walk import Walk
 
 GLOBAL = np.random.default_rng(5)
-elsewhere = types.ModuleType("elsewhere")  # another module of the program
-elsewhere.GLOBAL, elsewhere.__file__ = np.random.default_rng(6), __file__
+elsewhere = types.ModuleType("tests.elsewhere")  # another module of the program
+elsewhere.RNG = np.random.default_rng(6)
 
 
 def losing():
@@ -70,7 +70,7 @@ def found(**roots):
 def test_generators_are_named_by_the_way_to_them():
     assert found(a=Slotted()) == ["a._Slotted__hidden", "a.rng"]
     assert found(a=types.SimpleNamespace(steps=[1, {"x": Slotted()}]))[-1] == "a.steps[1]['x'].rng"
-    assert found(a=lambda: elsewhere.GLOBAL) == ["a.elsewhere.GLOBAL"]
+    assert found(a=lambda: elsewhere.RNG) == ["a.elsewhere.RNG"]
     assert found(a=losing()) == ["a.GLOBAL", "a.generator"]
 
 
