@@ -16,7 +16,7 @@ from unisono.programs.generators import OwnGenerators
 from unisono.programs.walk import Walk
 
 GLOBAL = np.random.default_rng(5)
-elsewhere = types.ModuleType("tests.elsewhere")  # another module of the program
+elsewhere = types.ModuleType(__name__)  # as another module of the program
 elsewhere.RNG = np.random.default_rng(6)
 
 
