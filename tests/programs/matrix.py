@@ -144,7 +144,7 @@ class Result:
     def _refusal(self, outcome: Outcome) -> str:
         """Take a refusal in short where it says what it should."""
         says = self.program.says
-        return says if says and re.search(says, outcome.refusal) else outcome.refusal
+        return says if says and re.search(says, outcome.words) else outcome.refusal
 
     def _is_refused_alone_where(self, is_there: list[bool]) -> bool:
         found: dict[bool, set[str]] = {True: set(), False: set()}
@@ -156,7 +156,7 @@ class Result:
     def is_expected(self) -> bool:
         # What is told where bits differ may as well have the same ones.
         expected = self.program.expected.split("|")
-        refusals = [one.refusal for one in self.outcomes.values() if one.refusal]
+        refusals = [one.words for one in self.outcomes.values() if one.refusal]
         if not all(re.search(self.program.says, one) for one in refusals):
             return False
         return self.verdict in expected or (self.verdict == "SAME" and "TOLD" in expected)

@@ -114,6 +114,7 @@ class Outcome:
     said: str = field(default="", compare=False)
     cpu_s: float = field(default=0.0, compare=False)  # of the dearest worker
     step: int = field(default=0, compare=False)  # in which it was refused
+    words: str = field(default="", compare=False)  # of all refusals, as they were
 
     def __str__(self) -> str:
         return self.digest or self.trouble or f"“{self.refusal}”"
@@ -227,8 +228,11 @@ def _judged(
     own = {one for one in errors if not one.startswith(_PEERS)} or errors
     if not own:
         return Outcome(trouble=f"status {status}", said=said)
-    step = max(one["step"] for one in found)
-    return Outcome(refusal=" / ".join(sorted(own)), said=said, step=step)
+    step, words = (
+        max(one["step"] for one in found),
+        " / ".join(one.get("error", "") for one in found),
+    )
+    return Outcome(refusal=" / ".join(sorted(own)), said=said, step=step, words=words)
 
 
 def _short(result: str) -> str:
