@@ -10,7 +10,8 @@ begins with ``# %% name: what a user should get``, and after that what is specia
     # %% hooks: SAME open                   not so yet
     # %% rollouts: SAME stop=20 kill=23     the steps in which it is stopped, and somebody killed
     # %% centres: SAME everywhere           also run on every exchange and on the test accelerator
-    # %% clipped: SAME everywhere kills     with kills before and after a change, in `make test`
+    # %% clipped: SAME everywhere kills     with kills before and after a change, in `make test`;
+                                          commit: also before the last snapshot
     # %% averages: SAME together            so, but undisturbed alone (`together`)
     # %% counts: REFUSED early              before the third step
     # says: `loss.calls` carries over       a pattern that is in every refusal

@@ -109,7 +109,7 @@ _alone = {}
 
 
 def found_alone(chosen):
-    """Give what programs come to on one worker."""
+    """Return what programs come to on one worker."""
     if missing := [one for one in chosen if one not in _alone]:
         (found,) = together.results(missing, "shared", 1)
         assert all(one.get("digests") for one in found), found
@@ -127,11 +127,11 @@ def check(exchange, workers, is_chosen):
 
 @promise("nothing-lost.2")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [marked(one) for one in together.CHANGED if "kills" in one.options]
-)
-def test_kills_before_and_after_a_change_change_nothing_of_it(program, tmp_path):
-    result = tried(program, tmp_path, ("alone", "kill0", "back", "commit", "stop12"))
+@pytest.mark.parametrize("program", [marked(one) for one in ALL if "kills" in one.options])
+def test_kills_before_and_after_changes_and_draws_change_nothing(program, tmp_path):
+    undone = ("kill0", "stop12", *(("commit",) if "commit" in program.options else ()))
+    ways = ("alone", "back", *(("loaderskill",) if program.reads else undone))
+    result = tried(program, tmp_path, ways)
     assert result.is_expected, result
 
 

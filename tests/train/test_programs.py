@@ -11,7 +11,6 @@ from tests.train import (
     test_on_gradients,
     test_per_sample,
     test_precision,
-    test_progress,
     test_schedule,
     test_token_mean,
     test_whole_batch,
@@ -23,10 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The epoch par
 PROGRAMS = {
     **{name: functools.partial(closures.train, name) for name in closures.OPTIMIZERS},
     **{name: functools.partial(pairs.train, name) for name in pairs.PROGRAMS},
-    **{
-        f"progress: {name}": functools.partial(test_progress.train, name)
-        for name in test_progress.PROGRAMS
-    },
     **{
         f"schedule: {name}": functools.partial(test_schedule.train, name)
         for name in test_schedule.SCHEDULES
@@ -76,8 +71,6 @@ def test_a_run_goes_on_with_others(tmp_path, alone):
 @pytest.mark.parametrize(
     ("name", "exchange", "faults"),
     [
-        ("progress: read ahead", "auto", "kill:rank=0,step=3,at=update; kill:rank=1,step=5"),
-        ("progress: stream", "auto", "kill:rank=0,step=3,at=update; kill:rank=1,step=5"),
         ("per sample", "shared", "kill:rank=0,step=2,at=gradients; kill:rank=1,step=3,at=update"),
         ("per sample", "gloo", "kill:rank=0,step=2,at=gradients; kill:rank=1,step=3,at=update"),
         ("sam", "staged", "kill:rank=1,step=2,at=gradients"),

@@ -131,7 +131,7 @@ for step in r.steps(data, batch_size=16, steps=STEPS):
             step.backward(loss(m, (noisy(inputs) * rng.uniform(), labels)))
 
 
-# %% mixup_in_a_collate: SAME reads everywhere
+# %% mixup_in_a_collate: SAME reads everywhere kills
 def mixup():
     rng = np.random.RandomState(5)
 

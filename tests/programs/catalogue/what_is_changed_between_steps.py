@@ -57,7 +57,7 @@ t = trainer(m, optimizer=Adam(m.parameters(), 0.01), callbacks=[Between(forgotte
 fit(t)
 
 
-# %% drawn_into_what_an_optimizer_of_the_programs_own_draws: SAME everywhere kills
+# %% drawn_into_what_an_optimizer_of_the_programs_own_draws: SAME everywhere kills commit
 class Drawing(SGD):
     @torch.no_grad()
     def step(self, closure=None):
@@ -77,7 +77,7 @@ t = trainer(m, optimizer=Drawing(m.parameters()), callbacks=[Between(drawn)])
 fit(t)
 
 
-# %% a_buffer_that_is_drawn: SAME everywhere kills
+# %% a_buffer_that_is_drawn: SAME everywhere kills commit
 def shifted(model, _):
     model.shift = model.shift + torch.rand(8).to(model.shift.device)
 

@@ -174,24 +174,58 @@ t = trainer(normed(), lambda m, b: loss(m, b) / unisono.world().world_size)
 fit(t)
 
 
-# %% weighed_by_step_and_shard: SAME reads everywhere
+# %% weighed_by_step_and_shard: SAME reads everywhere kills
+def at():
+    now = unisono.progress()
+    return torch.tensor([now.step, now.epoch, now.batch, 9 if now.shard is None else now.shard]) / 9
+
+
 def scaled(samples):
     rows, labels = torch.utils.data.default_collate(samples)
-    return rows / (1 + unisono.progress().step), labels
+    return rows / (1 + at().sum()), labels
 
 
-class ByEpoch(Rows):
+class Told(Rows):
     def change(self, row, index):
-        return row + torch.randn(8) * unisono.progress().epoch
+        return row + torch.randn(8) * unisono.progress().epoch + at().sum()
 
 
-def weighed(model, batch):
-    at = unisono.progress()
-    return loss(model, (batch[0] * 0.9**at.step, batch[1])) * (1 + at.shard + at.batch)
+class Ageing(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs + at().sum().item())
 
 
-t = trainer(normed(), weighed)
-fit(t, ByEpoch(), collate=scaled)
+def by_hook(step, gradients):
+    for gradient in gradients.values():
+        gradient.mul_(1 + at().sum().item())
+
+
+class Reading(SGD):
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = 0.1 / (1 + unisono.progress().step)
+        assert unisono.progress().shard is None
+        return super().step(closure)
+
+
+m = Ageing(8, 2)
+weighed = lambda model, batch: loss(model, batch) * (1 + at().sum().item())
+t = trainer(m, weighed, Reading(m.parameters()), on_gradients=by_hook)
+fit(t, Told(), collate=scaled, validate=Told(), validate_every=4)
+result = [t.run.last["validation"], t.predict(Told(), batch_size=16).tolist()]
+
+
+# %% weighed_by_step_in_a_stream: SAME reads everywhere kills
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 96
+
+    def __iter__(self):
+        for row, label in zip(X, Y, strict=True):
+            yield row / (1 + unisono.progress().step), label
+
+
+t = trainer(normed(), lambda m, b: loss(m, b) * (1 + unisono.progress().shard))
+fit(t, Stream(), shuffle=False)
 
 
 # %% a_trained_weight_changed_by_a_loss: REFUSED early
