@@ -105,7 +105,7 @@ fit(t, images)
 
 
 # %% on_the_device_already: SAME together
-t = trainer(normed().to(DEVICE))
+t = trainer(normed().to("cpu" if DEVICE == "cpu" else f"sim:{unisono.world().local_rank}"))
 fit(t)
 
 

@@ -67,7 +67,7 @@ fit(t)
 # says: the digest of `model` must be the same
 average = torch.optim.swa_utils.AveragedModel(normed())
 t = trainer(normed())
-fit(t, epochs=1)
+fit(t, epochs=EPOCHS // 2)
 if unisono.world().rank == 0:
     average.update_parameters(normed().to(DEVICE))
 t.evaluate(data, batch_size=10, model=average)
@@ -77,7 +77,7 @@ t.evaluate(data, batch_size=10, model=average)
 # says: the digest of `model` must be the same
 average = torch.optim.swa_utils.AveragedModel(normed())
 t = trainer(normed())
-fit(t, epochs=1)
+fit(t, epochs=EPOCHS // 2)
 if unisono.world().rank == 0:
     average.update_parameters(normed().to(DEVICE))
 t.predict(data, batch_size=10, model=average)
@@ -86,7 +86,7 @@ t.predict(data, batch_size=10, model=average)
 # %% predicted_on_one_rank: WORKERS everywhere
 # says: came to `(predict|evaluate)[^`]*` and rank
 t = trainer(normed())
-fit(t, epochs=1)
+fit(t, epochs=EPOCHS // 2)
 if unisono.world().rank == 0:
     t.predict(data, batch_size=10)
 t.evaluate(data, batch_size=10)

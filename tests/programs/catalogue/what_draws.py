@@ -100,7 +100,7 @@ fit(t)
 
 
 # %% hooks_that_draw: SAME everywhere
-m = normed().to(DEVICE)
+m = normed()
 rng, generator = np.random.default_rng(), torch.Generator()
 
 
@@ -108,9 +108,9 @@ def noisy(grad):
     return grad + torch.randn(grad.shape, generator=generator).to(grad.device)
 
 
+t = trainer(m)
 m[0].weight.register_hook(noisy)
 m[0].register_forward_hook(lambda module, inputs, outputs: outputs + float(rng.normal()))
-t = trainer(m)
 fit(t)
 result = [t.predict(data, batch_size=16).tolist(), t.evaluate(data, batch_size=16)]
 
@@ -239,7 +239,7 @@ fit(t)
 result += [three(), dict(t.evaluate(data, batch_size=7)), three()]
 
 
-# %% split_before_fit: SAME everywhere
+# %% split_before_fit: SAME everywhere kill=8
 t = trainer(normed())
 ours, others = torch.utils.data.random_split(data, (64, 32))
 fit(t, ours, validate=others)

@@ -22,7 +22,7 @@ result = [
 ]
 
 
-# %% a_fit_with_the_default_shards: SAME everywhere
+# %% a_fit_with_the_default_shards: SAME everywhere kill=8 stop=6
 t = trainer(normed(), shards=None)
 fit(t, batch_size=32)
 
