@@ -195,11 +195,6 @@ class Ageing(nn.Linear):
         return super().forward(inputs + at().sum().item())
 
 
-def by_hook(step, gradients):
-    for gradient in gradients.values():
-        gradient.mul_(1 + at().sum().item())
-
-
 class Reading(SGD):
     def step(self, closure=None):
         self.param_groups[0]["lr"] = 0.1 / (1 + unisono.progress().step)
@@ -209,7 +204,7 @@ class Reading(SGD):
 
 m = Ageing(8, 2)
 weighed = lambda model, batch: loss(model, batch) * (1 + at().sum().item())
-t = trainer(m, weighed, Reading(m.parameters()), on_gradients=by_hook)
+t = trainer(m, weighed, Reading(m.parameters()))
 fit(t, Told(), collate=scaled, validate=Told(), validate_every=4)
 result = [t.run.last["validation"], t.predict(Told(), batch_size=16).tolist()]
 
