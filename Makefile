@@ -12,7 +12,7 @@ TORCHES := $(shell sed -n 's/.*"torch>=\(.*\)",/\1/p' pyproject.toml) $(shell se
 TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoint tests/c10d tests/ddp
 
 .PRECIOUS: .venv-torch-%/ready
-.PHONY: demo test fast chaos test-verify test-races test-pages test-ddp test-torch test-places test-peers test-hosts test-clusters test-gpu check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PHONY: demo test fast chaos test-verify test-races test-pages test-ddp test-torch test-places test-peers test-hosts test-clusters test-gpu promises check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
@@ -64,6 +64,9 @@ test-clusters: .venv/ready ## real Slurm and Open MPI on those hosts, installed 
 
 test-gpu: .venv/ready      ## what needs a GPU, skipped without one; UNISONO_TEST_DEVICE=cpu shows that it runs
 	$(BIN)/python -m pytest -q -m gpu -W default tests/gpu
+
+promises: .venv/ready      ## each row of docs/guarantees.md, the tests that prove it, and how they ended last
+	$(BIN)/python -m tests.promises
 
 check: .venv/ready         ## style, strict types, direction of imports
 	$(BIN)/ruff check .

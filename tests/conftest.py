@@ -21,6 +21,7 @@ from tests.accelerator.fixture import (  # noqa: F401
     optimizers_are_imported,
     pytest_pyfunc_call,
 )
+from tests.promises import Results
 
 from unisono.runtime.launch import forkserver
 from unisono.runtime.signals import ENDING_SIGNALS
@@ -102,6 +103,8 @@ gc.disable()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compute on the CPU also where there are GPUs, and hear Ctrl-C also in the background."""
+    if not hasattr(config, "workerinput"):  # workers of pytest-xdist send it their reports
+        config.pluginmanager.register(Results(config))
     if config.option.markexpr != "gpu":
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     if len(os.sched_getaffinity(0)) >= 4:  # a program that nobody launched says that it uses one

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch.distributed as dist
+from tests.promises import promise
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
@@ -84,6 +85,7 @@ def test_a_heartbeat_counts_from_when_it_is_seen() -> None:
         assert of_one[there] > of_one[gone] == seen_first >= begun
 
 
+@promise("open-ports.5")
 def test_a_pickle_in_the_store_runs_nothing(tmp_path: Path) -> None:
     store = dist.HashStore()
     backend = backend_at(store)

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 from click.testing import CliRunner
+from tests.promises import promise
 
 from unisono.errors import RendezvousError
 from unisono.runtime.workers import interfaces
@@ -56,6 +57,7 @@ def test_a_launcher_for_each_task_is_refused(task, script, monkeypatch):
     assert "is one of 2 tasks of" in said("run", "-n", "2", script)
 
 
+@promise("where-it-ends.9")
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.c10d.options import options
+from tests.promises import promise
 from tests.warm.processes import run
 from torch._C._distributed_c10d import AllgatherOptions
 
@@ -529,6 +530,7 @@ os.wait()
     assert "let the handler set a flag" in ended.stdout
 
 
+@promise("where-it-ends.10")
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", ["well", "by an error"])
 def test_a_program_may_end_while_calls_go_on(ends):

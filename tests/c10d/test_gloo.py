@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from tests.promises import promise
 from torch.distributed import distributed_c10d as torchs
 
 from unisono.runtime.c10d.registration import replace_gloo
@@ -32,6 +33,7 @@ def asked_of_torch(monkeypatch):
     return ask
 
 
+@promise("where-it-ends.10")
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "cpu:gloo,cuda:gloo", "undefined"])
 def test_what_is_asked_of_gloo_is_asked_of_our_backend_without_options(asked_of_torch, backend):
     assert asked_of_torch(backend) == ("unisono", None)
@@ -42,6 +44,7 @@ def test_what_is_not_asked_of_gloo_is_left_alone(asked_of_torch, backend):
     assert asked_of_torch(backend) == (backend, "options")
 
 
+@promise("where-it-ends.10")
 def test_gloo_stays_beside_a_backend_for_gpus_and_rank_0_says_so(
     asked_of_torch, monkeypatch, capsys
 ):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.promises import promise
 
 from unisono.callbacks import Progress
 from unisono.runtime.launch.cell import DisplayState
@@ -206,6 +207,7 @@ class Broken(io.StringIO):
         return self._code == errno.EIO
 
 
+@promise("nothing-lost.13")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPIPE, errno.EIO], ids=os.strerror)
 def test_a_run_that_cannot_be_shown_goes_on_and_is_told_of_once(code, monkeypatch, capsys):
     monkeypatch.setattr(Bar, "every_s", 0.0)

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from tests.promises import promise
 from tests.test_plainfile import STAND_INS
 from torch.utils.data import TensorDataset
 
@@ -46,6 +47,7 @@ def outside(tmp_path):
     return path
 
 
+@promise("nothing-lost.15")
 @pytest.mark.parametrize(
     ("name", "seen", "is_taken_up"),
     [

@@ -14,6 +14,7 @@ from tests.chaos import driver
 from tests.chaos.exchanges import device_of, skip_without, variables_of
 from tests.chaos.jobs import Job
 from tests.chaos.training import NUM_STEPS, Options, train
+from tests.promises import promise
 
 import unisono
 from unisono.data import epoch_order, loader
@@ -69,6 +70,7 @@ def check(monkeypatch, capfd, faults, options, *, exchange="shared", workers=3, 
     return results, said
 
 
+@promise("nothing-lost.1", "nothing-lost.2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "faults", "loop", "optimizer"),
@@ -231,6 +233,7 @@ def test_workers_lost_while_a_checkpoint_is_due(
     assert names == [f"step-{step:012}" for step in steps]
 
 
+@promise("nothing-lost.7")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "lost", "exchange"),
@@ -256,6 +259,7 @@ def test_without_replacements_the_others_go_on(
     assert said.count("it is not replaced") == len(lost)
 
 
+@promise("nothing-lost.1")
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["shared", "sim"])
 def test_one_worker_alone_is_made_up_for(monkeypatch, capfd, exchange):

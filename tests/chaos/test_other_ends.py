@@ -19,6 +19,7 @@ from tests.chaos import driver
 from tests.chaos.jobs import Job, gone_within
 from tests.chaos.phases import read_phase
 from tests.chaos.training import GATE_STEP, NUM_STEPS, Options, train
+from tests.promises import promise
 
 import unisono
 from unisono.runtime import signals
@@ -94,6 +95,7 @@ def explanations(job):
 # Workers that stand still.
 
 
+@promise("nothing-lost.4")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -161,6 +163,7 @@ def test_a_loader_process_that_dies_is_an_exception_of_the_program(capfd):
 # Losses that are not made up for.
 
 
+@promise("nothing-lost.6")
 def test_more_losses_than_allowed_end_the_run_with_an_explanation(started, tmp_path, in_directory):
     faults = "kill:rank=1,step=8; kill:rank=0,step=9; segv:rank=2,step=21"
     options = in_directory(pace_ms=0.0, hold=HOLD)
@@ -175,6 +178,7 @@ def test_more_losses_than_allowed_end_the_run_with_an_explanation(started, tmp_p
     check_goes_on(started, options)
 
 
+@promise("nothing-lost.7")
 def test_the_last_worker_without_a_replacement_ends_the_run(started):
     faults = "kill:rank=1,step=8; kill:rank=0,step=12; kill:rank=2,step=15,at=update"
     job = started(workers=3, flags=("--no-replace",), faults=faults)
@@ -209,6 +213,7 @@ def interrupt(job, signum):
         job.process.send_signal(signum)
 
 
+@promise("nothing-lost.10")
 @pytest.mark.parametrize(("signum", "words"), INTERRUPTS)
 def test_asked_once_the_step_is_finished_and_kept(started, tmp_path, in_directory, signum, words):
     options = in_directory()
@@ -292,6 +297,7 @@ def test_a_long_step_that_ends_in_time_is_kept(started, tmp_path, asked_in_a_lon
     check_goes_on(started, options, resumed=GATE_STEP + 1)
 
 
+@promise("nothing-lost.10")
 def test_asked_twice_it_ends_at_once(started, tmp_path, in_directory):
     job = started(in_directory(pace_ms=FOR_EVER_MS), step=0, workers=2)
     processes = job.processes()
@@ -331,6 +337,7 @@ def test_plain_python_finishes_the_step_too(started, tmp_path, in_directory, sig
 # Disks and launchers.
 
 
+@promise("nothing-lost.13")
 def test_a_full_disk_is_told_and_the_next_checkpoint_is_there(started, tmp_path, in_directory):
     options = in_directory(every=8, pace_ms=0.0)
     job = started(options, workers=2, faults="disk-full:checkpoint=4")
@@ -354,3 +361,26 @@ def test_a_run_goes_on_on_other_numbers_of_workers_in_spite_of_losses(monkeypatc
 def test_a_launcher_killed_again_and_again_loses_nothing():
     outcome = driver.kill_launchers(seed=1, num_kills=4, num_workers=2)
     assert outcome.is_equal, outcome.trouble
+
+
+# Programs that fail.
+
+
+@promise("nothing-lost.8")
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise:rank=1,step=8", "asked for by UNISONO_FAULTS\nIt was raised on worker 1 of 2"),
+        ("exit:rank=1,step=8", "worker 1 of 2 left with exit status 0 in the middle of its progr"),
+    ],
+)
+def test_a_worker_that_fails_ends_the_run_after_a_last_checkpoint(
+    started, tmp_path, in_directory, fault, words
+):
+    options = in_directory(pace_ms=0.0)
+    job = started(options, workers=2, faults=fault)
+    assert job.wait() == 1
+    assert words in job.err
+    assert job.err.count("Traceback (most recent call last)") == 1
+    assert 6 <= steps_kept(tmp_path)[0] <= 8  # the newest snapshot
+    check_goes_on(started, options)

@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 from tests.descriptors import is_locked
+from tests.promises import promise
 from tests.threads import in_threads
 from torch.utils.data import TensorDataset
 
@@ -133,6 +134,7 @@ def train(directory):
     return trainer.run.position.step
 
 
+@promise("nothing-lost.11")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [None, 2])
 def test_nobody_begins_in_anothers_directory(folder, in_use, workers):

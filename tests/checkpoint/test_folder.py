@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.promises import promise
 from torch import nn
 
 from unisono.engine.state.contents import digest_of
@@ -55,6 +56,7 @@ def test_what_was_written_is_read(whole):
     assert sorted(os.listdir(whole)) == sorted([*FILES, COMMIT])
 
 
+@promise("nothing-lost.14")
 @pytest.mark.parametrize("name", FILES)
 def test_every_truncation_is_found(damaged, name):
     data = (damaged / name).read_bytes()
@@ -64,6 +66,7 @@ def test_every_truncation_is_found(damaged, name):
             check_folder(damaged)
 
 
+@promise("nothing-lost.14")
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_found(damaged, name):
     data = (damaged / name).read_bytes()
@@ -147,6 +150,7 @@ def test_a_file_beyond_what_is_needed_is_refused_unread(sparse, tmp_path, monkey
         RunDirectory(tmp_path).newest(dict, at_most)
 
 
+@promise("nothing-lost.15")
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("outside"), os.mkfifo, os.mkdir])
 def test_links_and_pipes_are_not_followed(damaged, make):
     (damaged / "run.json").rename(damaged / "outside")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.data import augmenting
 from tests.loaders import loader_of
+from tests.promises import promise
 from tests.replacements import wait_for_replacement
 from torch.utils.data import (
     BatchSampler,
@@ -286,6 +287,7 @@ def alone():
     return digests
 
 
+@promise("conditions.4")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_digest_is_the_same_on_any_number_of_workers_with_a_sampler(alone, workers):

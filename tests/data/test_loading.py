@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.data import augmenting
 from tests.loaders import loader_of
+from tests.promises import promise
 from tests.warm import processes as warm
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -86,6 +87,7 @@ def test_a_sample_has_the_same_numbers_in_every_company():
     assert [draws(Each(draw), [index])[0] for index in (5, 3, 9)] == together
 
 
+@promise("one-result.9")
 def test_no_two_samples_and_no_two_epochs_share_a_stream():
     seen = [
         drawn
@@ -540,6 +542,7 @@ def test_digest_is_the_same_with_loader_processes(alone):
     assert len(set(results)) == len(CASES) // 2
 
 
+@promise("one-result.1")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(alone, workers):

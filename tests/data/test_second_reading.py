@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.loaders import loader_of
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -235,6 +236,7 @@ def taken(made):
     return made if isinstance(made, tuple) else (made, None)
 
 
+@promise("one-result.8")
 @pytest.mark.parametrize(("make", "words"), REFUSED)
 def test_what_would_depend_on_who_reads_is_refused(make, words):
     dataset, collate = taken(make())
@@ -312,6 +314,7 @@ def two(samples):
     return torch.stack([first, second])
 
 
+@promise("one-result.7")
 @pytest.mark.parametrize(
     "make",
     [
@@ -339,6 +342,7 @@ class Late(Plain):
         return self.inputs[index] + self.drift
 
 
+@promise("one-result.15")
 def test_later_on_a_sample_is_read_twice_now_and_then(monkeypatch):
     monkeypatch.setattr(second_reading, "_PART_OF_TIME", 1e9)
     late = Late()

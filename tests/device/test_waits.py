@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from tests.accelerator import sim
 from tests.chaos.exchanges import ACCELERATED, skip_without
-from tests.device import unusual
+from tests.device import test_models_there as there
 from tests.once import computed_once
 from tests.parity import cases
 from torch import nn
@@ -189,9 +189,9 @@ def test_nothing_is_under_way_when_a_loop_fails(accelerator):
         if len(calls) == 2:
             raise KeyError("a loss that fails")
         calls.append(1)
-        return unusual.loss_of(model, batch)
+        return there.loss_of(model, batch)
 
     calls = []
     with contextlib.suppress(KeyError):
-        unusual.make("sim", loss=loss).fit(unusual.data(40), **unusual.FIT)
+        there.make("sim", loss=loss).fit(there.data(), **there.FIT)
     assert sim.pending_copies(0) == 0

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.promises import promise
 from tests.workers.fake_launcher import Job
 from torch import distributed, nn
 
@@ -188,3 +189,32 @@ def test_workers_with_different_exchanges_are_told_so():
         unisono.errors.MismatchError, match="UNISONO_EXCHANGE must be the same on every worker"
     ):
         unisono.launch(loop_on, ["gloo", "staged"], workers=2)
+
+
+class Unknown(torch.optim.SGD):
+    """Is not one of torch's own, and notes its steps in a file of its worker."""
+
+    def step(self, closure=None):
+        with open(f"{self.param_groups[0]['folder']}/{unisono.world().rank}", "a") as file:
+            file.write(".")
+        return super().step(closure)
+
+
+def steps_of_each(folder):
+    def make(parameters, lr):
+        return Unknown([{"params": list(parameters), "folder": str(folder)}], lr)
+
+    return loop_on(None, make)
+
+
+@promise("conditions.7")
+@pytest.mark.slow
+@pytest.mark.parametrize(("set_to", "updating"), [("auto", ["0", "1"]), ("shared", ["0"])])
+def test_an_optimizer_that_is_not_known_updates_whole_parameters(
+    monkeypatch, tmp_path, set_to, updating
+):
+    monkeypatch.setenv(EXCHANGE_VARIABLE, set_to)
+    unisono.launch(steps_of_each, tmp_path, workers=2)
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == dict.fromkeys(
+        updating, ".."
+    )

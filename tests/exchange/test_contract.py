@@ -9,6 +9,7 @@ import torch
 from tests.device.ranks import Normed
 from tests.exchange.fake_hosts import HostsJob
 from tests.exchange.new_parts import Mail, Server
+from tests.promises import promise
 from tests.workers.fake_launcher import MOMENTS, Death, Job
 from torch import nn
 
@@ -443,6 +444,7 @@ def await_begun(exchange):
             time.sleep(0.001)
 
 
+@promise("one-result.11")
 @each_kind
 def test_sparse_gradients_are_refused(kind, control_of):
     def work(team):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from tests.promises import promise
 
 from unisono.runtime.hangs.explanation import Hang
 from unisono.runtime.launch import hang_watch
@@ -92,6 +93,7 @@ def test_where_steps_are_slow_more_is_waited_for(bench: Bench) -> None:
     assert bench.hangs[0].usual_s == pytest.approx(1.0)
 
 
+@promise("where-it-ends.8", "nothing-lost.3")
 def test_a_step_that_takes_long_is_told_of_though_nobody_waits(bench: Bench) -> None:
     for number in range(10):
         step(bench, number)
@@ -162,6 +164,7 @@ def test_advice_that_fails_ends_nothing(bench: Bench, monkeypatch: pytest.Monkey
     assert bench.run(5) == []
 
 
+@promise("nothing-lost.3")
 @pytest.mark.parametrize(
     ("durations", "long_s"),
     [

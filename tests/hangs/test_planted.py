@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests.hangs.planted import PROGRAMS, Planted, explain_all
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +110,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Explained:
     return found
 
 
+@promise("nothing-lost.3")
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_a_hang_is_explained(case: Case, explained: Explained) -> None:
     said = explained[case.program, case.way].said

@@ -9,7 +9,8 @@ from tests.chaos.exchanges import variables_of
 from tests.hosts.conftest import MakeHosts
 from tests.hosts.test_hosts import TRAIN, Output, all_well, start
 from tests.hosts.virtual_hosts import torchrun
-from tests.parity.test_changed_parameters import alone
+from tests.programs.together import CHANGED
+from tests.programs.together import results as results_of
 from tests.test_examples import results, written
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
@@ -35,7 +36,9 @@ def test_a_recipe_has_the_digest_of_one_host(
 def test_what_a_program_changes_is_changed_once(
     make_hosts: MakeHosts, workers: list[int], exchange: str
 ) -> None:
-    expected = [f"{name}: digest {digest}" for name, digest in alone().items()]
+    (alone,) = results_of(CHANGED, "shared", 1)
+    found = zip(CHANGED, alone, strict=True)
+    expected = [f"{program}: digest {one['digests']}" for program, one in found]
     program = "tests/hosts/programs/changed.py"
     begun = torchrun(make_hosts(2), workers, [program], environ=variables_of(exchange))
     for output, count in zip(map(Output, begun), workers, strict=True):

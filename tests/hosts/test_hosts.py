@@ -17,6 +17,7 @@ import yaml
 from tests.chaos.exchanges import ACCELERATED, skip_without
 from tests.hosts.conftest import MakeHosts
 from tests.hosts.virtual_hosts import Host, Link, torchrun
+from tests.promises import promise
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -195,6 +196,7 @@ KILLS = {
 }
 
 
+@promise("where-it-ends.9")
 @pytest.mark.parametrize("workers", KILLS, ids=str)
 @pytest.mark.parametrize(
     "options",
@@ -560,6 +562,7 @@ def test_init_joins_the_workers_of_all_launchers(make_hosts: MakeHosts, tmp_path
     assert sorted(re.findall(r"rank \d of .*", said)) == told
 
 
+@promise("open-ports.4", "open-ports.5")
 @pytest.mark.parametrize(
     ("launch", "everywhere", "at_address"),
     [

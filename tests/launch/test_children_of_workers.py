@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.chaos.jobs import gone_within
 from tests.launch.conftest import COMMAND, ENDED_S, PROGRAMS
+from tests.promises import promise
 from tests.warm import processes
 
 from unisono.runtime.procfs import below, kill_below
@@ -36,6 +37,7 @@ def started(folder: Path, end: str) -> tuple[subprocess.Popen[bytes], dict[str, 
     return launcher, found
 
 
+@promise("nothing-lost.9")
 @pytest.mark.parametrize("what", ["launcher", "worker", "server", "SIGTERM"])
 def test_they_go_when_the_run_is_killed(tmp_path: Path, what: str) -> None:
     launcher, found = started(tmp_path, "waits")

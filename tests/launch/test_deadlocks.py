@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.launch.conftest import ALL, PIDS, Kernel
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -184,6 +185,7 @@ def train(backend: str, act) -> str:  # type: ignore[no-untyped-def]
     return digest
 
 
+@promise("nothing-lost.5")
 @pytest.mark.slow
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize(
@@ -207,6 +209,7 @@ def test_workers_that_wait_for_each_other_are_told_of_and_ended(
     assert re.search(words, told), told
 
 
+@promise("where-it-ends.8")
 @pytest.mark.slow
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from tests.promises import promise
 
 from unisono.runtime.launch.placement import DriverGpu, gpus_of_driver, visible_gpus
 from unisono.runtime.world import fix_workspaces
@@ -41,6 +42,7 @@ def test_a_process_sees_the_gpus_that_cuda_would_show_it(
     assert visible_gpus(environ, ()) == ()
 
 
+@promise("accelerators.1")
 @pytest.mark.parametrize(
     ("before", "after"), [(None, ":4096:8"), (":16:8", ":16:8"), (":0:0", ":0:0"), ("", "")]
 )

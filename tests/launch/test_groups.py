@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.promises import promise
 from tests.warm import processes
 
 import unisono
@@ -110,6 +111,7 @@ def wait_for_all() -> None:
     context().team().meet("test")
 
 
+@promise("open-ports.5")
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])
 def test_while_there_is_a_group_only_gloo_listens_and_on_loopback(backend: str) -> None:
     for before, during, environment in unisono.launch(
@@ -135,6 +137,7 @@ def train_and_look(root: int) -> list[str]:
     return listening(root)
 
 
+@promise("open-ports.1")
 def test_while_a_trainer_trains_nothing_listens() -> None:
     for seen in unisono.launch(train_and_look, os.getpid(), workers=2):
         assert seen == []
@@ -184,6 +187,7 @@ def test_every_wait_for_the_others_of_a_group_ends(
         unisono.launch(run_script, "group_faults.py", way, "gloo", workers=3)
 
 
+@promise("where-it-ends.6")
 def test_a_group_makes_a_loss_final_and_that_is_said() -> None:
     def train_in_a_group() -> None:
         import torch.distributed as dist

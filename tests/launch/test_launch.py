@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.promises import promise
 from tests.warm import processes
 
 import unisono
@@ -294,6 +295,7 @@ def dies_without_training():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@promise("where-it-ends.1")
 @pytest.mark.slow
 def test_a_program_that_does_not_train_is_not_run_again():
     with pytest.raises(unisono.errors.WorkerError, match="had not made a `Run` or `Trainer` yet"):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.chaos.jobs import gone_within
 from tests.launch.conftest import COMMAND, PROGRAMS
+from tests.promises import promise
 from tests.warm import processes
 
 WITHIN_S = 30.0
@@ -67,6 +68,7 @@ def stop(processes: list[psutil.Process]) -> None:
         process.suspend()
 
 
+@promise("nothing-lost.9")
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [pytest.param("the server", marks=pytest.mark.long), "all"])
 def test_a_killed_launcher_takes_those_along_who_stand_still(started, who) -> None:

@@ -54,6 +54,7 @@ def last_step(folder: Path) -> int:
     return max((one.step for one in RunDirectory(folder / "run", 3).entries()), default=0)
 
 
+@pytest.mark.promise("nothing-lost.10")
 @pytest.mark.parametrize("launched", [True, False], ids=["unisono run", "python"])
 @pytest.mark.parametrize("signums", [("TERM", "TERM"), ("USR1", "TERM"), ("INT", "INT"), ("HUP",)])
 def test_two_signals_within_two_seconds_are_one(tmp_path, signums, launched):
@@ -70,6 +71,7 @@ def test_two_signals_within_two_seconds_are_one(tmp_path, signums, launched):
     assert BEGUN <= last_step(tmp_path) < STEPS, errors
 
 
+@pytest.mark.promise("nothing-lost.10")
 def test_a_terminal_that_is_closed_lets_the_step_finish(tmp_path):
     pid, terminal = pty.fork()
     if not pid:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.promises import promise
 
 from unisono.runtime.launch import recovery
 from unisono.runtime.launch.recovery import (
@@ -171,6 +172,7 @@ def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() ->
     assert after(*lost(1), replaces=False).actions == (MarkDeparture(1, Departure.LOST),)
 
 
+@promise("where-it-ends.2", "where-it-ends.3")
 @pytest.mark.parametrize(
     ("events", "options", "reason"),
     [
@@ -240,6 +242,7 @@ def test_what_is_past_is_told_at_once(
     assert decision.state == before.state
 
 
+@promise("conditions.2")
 @pytest.mark.parametrize(
     ("events", "asked"),
     [
@@ -394,6 +397,7 @@ def test_the_first_that_has_caught_up_goes_on_alone(
 # There are other hosts.
 
 
+@promise("where-it-ends.9")
 @pytest.mark.parametrize(
     ("events", "joining", "generation"),
     [

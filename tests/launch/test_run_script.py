@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +111,7 @@ def test_a_process_that_a_worker_forks_ends_as_it_would_anywhere(
     assert "worker" not in done.stderr
 
 
+@promise("open-ports.1")
 def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path: Path) -> None:
     job = running(env={**os.environ, "TMPDIR": str(tmp_path)})
     for process in job.all:

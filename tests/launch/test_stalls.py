@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.launch.conftest import ALL, PIDS, Kernel
+from tests.promises import promise
 
 from unisono.runtime.launch.stall_watch import (
     LOOK_EVERY_S,
@@ -31,6 +32,7 @@ def looks(*sights: tuple[int, tuple[bool, bool]], passed_s: float = 1.0) -> floa
     return watched[0].quiet_s
 
 
+@promise("where-it-ends.8")
 @pytest.mark.parametrize(
     ("sights", "quiet_s"),
     [
@@ -149,6 +151,7 @@ def test_one_that_a_signal_has_stopped_is_told_so(page: ControlBlock, kernel: Ke
     assert "a signal has stopped it (SIGSTOP, or a debugger)" in message
 
 
+@promise("where-it-ends.8")
 def test_those_who_wait_and_those_who_compute_are_left_alone(
     page: ControlBlock, kernel: Kernel
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.promises import promise
 from tests.warm.processes import run
 from torch.utils.data import TensorDataset
 
@@ -25,6 +26,7 @@ def train(directory):
     trainer.fit(TensorDataset(torch.randn(40, 3)), batch_size=8, steps=10)
 
 
+@promise("nothing-lost.13")
 @pytest.mark.slow
 @pytest.mark.parametrize("launched", [True, False], ids=["unisono run", "python"])
 @pytest.mark.parametrize(("full_at", "is_told"), [(1, False), (2, True)])

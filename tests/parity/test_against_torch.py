@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from tests.parity import cases
 from tests.parity.plain import check_bits, made, mean_of, plain_loop, trained
+from tests.promises import promise
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
@@ -19,6 +20,7 @@ def unisono_loop(*case):
     return {name: value.clone() for name, value in trained(*case).run.model.state_dict().items()}
 
 
+@promise("one-result.2")
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
     steps = 10  # an epoch has 7; RAdam does something else from its sixth on
@@ -102,6 +104,7 @@ def masked_loop(order, steps=9):
     return plain_loop("cnn", "sgd with momentum", steps, **options).state_dict()
 
 
+@promise("one-result.3")
 def test_a_sum_is_differentiated_before_it_is_divided():
     """The weight of all shards is known only then, so this is the one formula for any shards."""
     model, data, _, optimizer = made("cnn", "sgd with momentum")

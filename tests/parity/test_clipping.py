@@ -14,6 +14,7 @@ from tests.parity.plain import (
     trained,
     update_by,
 )
+from tests.promises import promise
 
 import unisono
 from unisono.engine.state.contents import digest_of
@@ -23,6 +24,7 @@ OPTIMIZERS = ("adamw", "adafactor")  # in pieces, and whole by the leader
 STEPS = 7
 
 
+@promise("one-result.2")
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 @pytest.mark.parametrize("clip", CLIPS)
 def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from tests.parity import cases
+from tests.promises import promise
 
 import unisono
 
@@ -34,6 +35,7 @@ def works(model, optimizer):
     return (model, optimizer) != ("sometimes unused", "fused sgd")
 
 
+@promise("one-result.1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "workers"),

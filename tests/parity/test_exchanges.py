@@ -13,6 +13,7 @@ from tests.chaos.exchanges import (
     variables_of,
 )
 from tests.parity import cases
+from tests.promises import promise
 
 import unisono
 from unisono.engine.exchange.choice import name_of_exchange
@@ -66,6 +67,7 @@ def check(monkeypatch, exchange, workers, wanted):
         assert dict(zip(wanted, digests, strict=True)) == dict(zip(wanted, expected, strict=True))
 
 
+@promise("one-result.1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "wanted"),
@@ -117,6 +119,7 @@ def train_until(steps, directory, case, device):
     return cases.train(*case, steps, device, directory=directory)
 
 
+@promise("one-result.1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "names"),

@@ -6,6 +6,7 @@ import itertools
 import pytest
 from tests.chaos.exchanges import ACCELERATED, has_accelerator, install, skip_without
 from tests.parity import cases
+from tests.promises import promise
 
 import unisono
 
@@ -50,6 +51,7 @@ def check(wanted, device, count, workers):
         assert dict(zip(wanted, digests, strict=True)) == {case: on_one(case) for case in wanted}
 
 
+@promise("one-result.1")
 def test_two_cpus_in_this_process_have_the_bits_of_one():
     assert cases.train(*CASES[0], STEPS, split=["cpu", "cpu"]) == on_one(CASES[0])
 

@@ -9,6 +9,14 @@ begins with ``# %% name: what a user should get``, and after that what is specia
     # %% chain: SAME cpu<4                  takes less than four seconds of a processor
     # %% hooks: SAME open                   not so yet
     # %% rollouts: SAME stop=20 kill=23     the steps in which it is stopped, and somebody killed
+    # %% centres: SAME everywhere           also run on every exchange and on the test accelerator
+    # %% clipped: SAME everywhere kills     with kills before and after a change, in `make test`;
+                                          commit: also before the last snapshot
+    # %% averages: SAME together            so, but undisturbed alone (`together`)
+    # %% counts: REFUSED early              before the third step
+    # says: `loss.calls` carries over       a pattern that is in every refusal
+
+Before its programs a file names what they prove: ``# promises: one-result.4`` (`tests.promises`).
 """
 
 from __future__ import annotations
@@ -26,6 +34,8 @@ CATALOGUE = Path(__file__).parent / "catalogue"
 COLD = ("alone", "two", "stop12")  # as torch is loaded in each start
 NO_LIMIT_S = 60.0  # of a processor
 _HEAD = re.compile(r"^# %% (?P<name>\w+): (?P<expected>[A-Z|]+)(?P<options>.*)$", re.MULTILINE)
+_SAYS = re.compile(r"^# says: (.*)$", re.MULTILINE)
+_PROMISES = re.compile(r"^# promises: (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,13 @@ class Program:
     body: str
     expected: str
     options: tuple[str, ...] = ()
+    promises: tuple[str, ...] = ()
+    says: str = ""  # a pattern that every refusal has
+
+    @property
+    def runs_everywhere(self) -> bool:
+        """Whether it runs on every exchange, and with others in one process."""
+        return not {"everywhere", "together"}.isdisjoint(self.options)
 
     @property
     def reads(self) -> bool:
@@ -69,6 +86,11 @@ class Program:
     def ways(self, names: tuple[str, ...] = ()) -> list[str]:
         """Name the ways in which it is run, of those given."""
         own = [name for name, way in WAYS.items() if self.reads or not way.loaders]
+        if not self.runs_everywhere:
+            own = [name for name in own if not WAYS[name].is_everywhere]
+        if "together" in self.options:
+            own = [name for name in own if not WAYS[name].is_disturbed]
+        own = [name for name in own if WAYS[name].can_be]
         if "cold" in self.options:
             own = [name for name in own if name in COLD]
         return [name for name in own if not names or name in names]
@@ -90,20 +112,25 @@ class Result:
 
         SAME: one result. REFUSED: one refusal. SILENT: results differ, and nobody says so. TOLD:
         they differ, and a line says so. LOADERS: one result, and one refusal where there are loader
-        processes. MIXED: here one, there another. SLOW: one result, too late.
+        processes. WORKERS: one result alone, and one refusal where there are several workers.
+        MIXED: here one, there another. SLOW: one result, too late. LATE: refused too late.
         TROUBLE: a trial proves nothing.
         """
         all_of_them = list(self.outcomes.values())
         digests = {one.digest for one in all_of_them if one.digest}
-        refusals = {one.refusal for one in all_of_them if one.refusal}
+        refusals = {self._refusal(one) for one in all_of_them if one.refusal}
         if any("|" in one for one in digests) or len(digests) > 1:
             words = self.program.words
             is_told = words and all(re.search(words, one.said) for one in all_of_them if one.digest)
             return "TOLD" if is_told else "SILENT"
         if any(one.trouble for one in all_of_them):
             return "TROUBLE"
-        if self._is_refused_with_loaders_alone():
+        if "early" in self.program.options and any(one.step > 2 for one in all_of_them):
+            return "LATE"
+        if self._is_refused_alone_where([bool(WAYS[way].loaders) for way in self.outcomes]):
             return "LOADERS"
+        if self._is_refused_alone_where([WAYS[way].has_several for way in self.outcomes]):
+            return "WORKERS"
         if len(digests) + len(refusals) > 1:
             return "MIXED"
         if refusals:
@@ -115,16 +142,24 @@ class Result:
         """How much of a processor its dearest worker has taken."""
         return max((one.cpu_s for one in self.outcomes.values()), default=0.0)
 
-    def _is_refused_with_loaders_alone(self) -> bool:
+    def _refusal(self, outcome: Outcome) -> str:
+        """Take a refusal in short where it says what it should."""
+        says = self.program.says
+        return says if says and re.search(says, outcome.words) else outcome.refusal
+
+    def _is_refused_alone_where(self, is_there: list[bool]) -> bool:
         found: dict[bool, set[str]] = {True: set(), False: set()}
-        for way, one in self.outcomes.items():
-            found[bool(WAYS[way].loaders)].add(one.refusal)
+        for here, one in zip(is_there, self.outcomes.values(), strict=True):
+            found[here].add(self._refusal(one))
         return found[False] == {""} and len(found[True]) == 1 and "" not in found[True]
 
     @property
     def is_expected(self) -> bool:
         # What is told where bits differ may as well have the same ones.
         expected = self.program.expected.split("|")
+        refusals = [one.words for one in self.outcomes.values() if one.refusal]
+        if not all(re.search(self.program.says, one) for one in refusals):
+            return False
         return self.verdict in expected or (self.verdict == "SAME" and "TOLD" in expected)
 
     def __str__(self) -> str:
@@ -145,11 +180,14 @@ def programs(folder: Path = CATALOGUE, pattern: str = "") -> list[Program]:
     for path in sorted(folder.glob("*.py")):
         text = path.read_text()
         heads = list(_HEAD.finditer(text))
+        promises = tuple(" ".join(_PROMISES.findall(text)).split())
         ends = [head.start() for head in heads[1:]] + [len(text)]
         for head, end in zip(heads, ends, strict=True):
             body = text[head.end() : end].strip() + "\n"
             options = tuple(head["options"].split())
-            found.append(Program(path.stem, head["name"], body, head["expected"], options))
+            says = "".join(_SAYS.findall(body))
+            made = (path.stem, head["name"], body, head["expected"], options, promises, says)
+            found.append(Program(*made))
     return [one for one in found if re.search(pattern, str(one))]
 
 

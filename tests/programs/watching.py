@@ -19,6 +19,7 @@ from unisono.runtime.faults import Faults
 from unisono.runtime.workers.context import context
 
 BEGAN_S = time.process_time()
+noted: list[str] = []  # by the programs of this process
 STOP = "stop-now"  # a file: the program has come to the step in which it is to be stopped
 
 
@@ -79,6 +80,7 @@ def _stop(folder: Path, team: Any) -> None:
 
 def note(said: str) -> None:
     """Leave what a program has come to."""
+    noted.append(said)
     if "PROGRAM_FOLDER" in os.environ:
         _file("found", said)
 

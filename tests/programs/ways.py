@@ -9,6 +9,13 @@
     back              a worker is killed in an update, so that the run goes back
     stop12, stop31    stopped by SIGTERM, and started again with other workers
     loaders …         with two loader processes for each worker
+
+and for programs that are run everywhere::
+
+    four              workers
+    staged, gloo, …   exchanges (`tests.chaos.exchanges`), sim on the test accelerator
+    commit            a leader is killed before the last snapshot
+    killstaged, …     kills and stops on them
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.exchanges import device_of, has_accelerator, variables_of
 from tests.programs.watching import STOP
 from tests.warm import processes
 
@@ -41,6 +49,7 @@ class Start:
     workers: int | None = None
     faults: str = ""
     stopped: int | None = None  # in this step
+    exchange: str = "shared"
 
 
 @dataclass(frozen=True)
@@ -49,14 +58,27 @@ class Way:
 
     starts: tuple[Start, ...]
     loaders: int = 0
+    is_everywhere: bool = False  # for programs that say so alone
 
     @property
-    def needs_replacement(self) -> bool:
-        return any(one.faults for one in self.starts)
+    def has_several(self) -> bool:
+        return any((one.workers or 1) > 1 for one in self.starts)
+
+    @property
+    def is_disturbed(self) -> bool:
+        return len(self.starts) > 1 or any(one.faults for one in self.starts)
+
+    @property
+    def can_be(self) -> bool:
+        return has_accelerator() or all(device_of(one.exchange) == "cpu" for one in self.starts)
 
 
-def _killed(workers: int, rank: int, at: str) -> Start:
-    return Start(workers, f"kill:rank={rank},step=KILLED,at={at}")
+def _killed(workers: int, rank: int, at: str, exchange: str = "shared") -> Start:
+    return Start(workers, f"kill:rank={rank},step=KILLED,at={at}", exchange=exchange)
+
+
+def _everywhere(*starts: Start) -> Way:
+    return Way(starts, is_everywhere=True)
 
 
 WAYS = {
@@ -71,6 +93,14 @@ WAYS = {
     "loaders": Way((Start(),), loaders=2),
     "loaders2": Way((Start(2),), loaders=2),
     "loaderskill": Way((_killed(2, 1, "begin"),), loaders=2),
+    "four": _everywhere(Start(4)),
+    "staged": _everywhere(Start(2, exchange="staged")),
+    "gloo": _everywhere(Start(3, exchange="gloo")),
+    "zero": _everywhere(Start(2, exchange="zero")),
+    "sim": _everywhere(Start(2, exchange="sim")),
+    "commit": _everywhere(_killed(3, 0, "commit")),
+    "killstaged": _everywhere(_killed(3, 0, "update", "staged")),
+    "stop32": _everywhere(Start(3, stopped=6, exchange="staged"), Start(2, exchange="gloo")),
 }
 
 
@@ -83,6 +113,8 @@ class Outcome:
     trouble: str = ""
     said: str = field(default="", compare=False)
     cpu_s: float = field(default=0.0, compare=False)  # of the dearest worker
+    step: int = field(default=0, compare=False)  # in which it was refused
+    words: str = field(default="", compare=False)  # of all refusals, as they were
 
     def __str__(self) -> str:
         return self.digest or self.trouble or f"“{self.refusal}”"
@@ -137,6 +169,8 @@ def _variables(of_start: Path, way: Way, start: Start) -> dict[str, str]:
         "PROGRAM_FOLDER": str(of_start),
         "PROGRAM_DIRECTORY": f"{of_start.parent}/run" if len(way.starts) > 1 else "",
         "PROGRAM_LOADERS": str(way.loaders),
+        "PROGRAM_DEVICE": device_of(start.exchange),
+        **(variables_of(start.exchange) if way.is_everywhere else {}),
         "UNISONO_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -194,7 +228,11 @@ def _judged(
     own = {one for one in errors if not one.startswith(_PEERS)} or errors
     if not own:
         return Outcome(trouble=f"status {status}", said=said)
-    return Outcome(refusal=" / ".join(sorted(own)), said=said)
+    step, words = (
+        max(one["step"] for one in found),
+        " / ".join(one.get("error", "") for one in found),
+    )
+    return Outcome(refusal=" / ".join(sorted(own)), said=said, step=step, words=words)
 
 
 def _short(result: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.promises import promise
 from torch import nn
 from torch.nn import functional as F
 
@@ -69,6 +70,7 @@ def one_after_the_other(directory=None):
     return second.position.step, totals
 
 
+@promise("where-it-ends.5")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_loops_that_take_turns_are_exact_without_recovery(workers):
@@ -77,6 +79,7 @@ def test_loops_that_take_turns_are_exact_without_recovery(workers):
     assert unisono.launch(step_by_step, workers=workers, restarts=0) == [alone] * workers
 
 
+@promise("where-it-ends.5")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loops_that_take_turns_are_refused_at_their_first_step_where_workers_recover(workers):
@@ -84,6 +87,7 @@ def test_loops_that_take_turns_are_refused_at_their_first_step_where_workers_rec
         unisono.launch(step_by_step, workers=workers)
 
 
+@promise("where-it-ends.5")
 @pytest.mark.parametrize("with_directory", [0, 1])
 def test_loops_that_take_turns_are_refused_where_a_run_has_a_directory(tmp_path, with_directory):
     runs, data = made()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.classified import cross_entropy
 from tests.parity import cases
+from tests.promises import promise
 from tests.train import test_whole_state as whole
 from torch import nn
 
@@ -126,6 +127,7 @@ def undisturbed(program):
         return silent(program, None, Path(files)), written(Path(files))
 
 
+@promise("conditions.1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "workers"),
@@ -146,6 +148,7 @@ def test_a_replacement_writes_what_was_there(program, workers, monkeypatch, tmp_
         assert written(tmp_path) == undisturbed(program)[1]
 
 
+@promise("conditions.1")
 @EACH
 def test_a_resumed_run_writes_what_was_there(program, tmp_path):
     silent(program, tmp_path / "run", tmp_path, 10)
@@ -161,3 +164,39 @@ def test_others_that_resume_and_lose_one_write_what_was_there(program, monkeypat
     digests = unisono.launch(silent, program, tmp_path / "run", tmp_path, workers=2)
     assert digests == [undisturbed(program)[0]] * 2
     assert written(tmp_path) == undisturbed(program)[1]
+
+
+def left_and_killed(kind):
+    """Leave a loop by `break`; then a worker is killed in the next one."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+    run = unisono.Run(model, optimizer, shards=4)
+    data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.arange(24) % 2)
+    for steps in (9, 12):
+        for step in run.steps(data, batch_size=8, steps=steps):
+            with step:
+                for batch in step.shards:
+                    step.backward(cross_entropy(model, batch))
+            if step.is_done and run.position.step == 4:
+                break
+    return run.digest()
+
+
+@promise("where-it-ends.4")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "exchange", "ends"),
+    [("Adam", "auto", False), ("Adafactor", "auto", False), ("Adafactor", "shared", True)],
+)
+def test_after_a_break_a_loss_ends_the_run_if_one_worker_has_the_state(
+    monkeypatch, kind, exchange, ends
+):
+    expected = left_and_killed(kind)
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=8")
+    if ends:
+        with pytest.raises(unisono.errors.WorkerError, match="a loop was left before its end"):
+            unisono.launch(left_and_killed, kind, workers=2)
+    else:
+        assert unisono.launch(left_and_killed, kind, workers=2) == [expected] * 2

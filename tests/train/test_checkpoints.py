@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.parity import cases
 from tests.parity.plain import made
+from tests.promises import promise
 from tests.warm.processes import run, start
 
 import unisono
@@ -79,6 +80,7 @@ def test_a_directory_that_is_a_file_is_refused_in_words(tmp_path):
         fit(tmp_path / "a file", 1)
 
 
+@promise("nothing-lost.14")
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
     whole = fit(None, 12)
@@ -340,6 +342,7 @@ def checkpoints(directory):
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
+@promise("nothing-lost.9")
 @pytest.mark.slow
 def test_a_run_whose_launcher_is_killed_at_any_instant_loses_nothing(tmp_path):
     generator = random.Random(4)

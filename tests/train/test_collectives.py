@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
+from tests.promises import promise
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -63,6 +64,7 @@ CALLS = {
 }
 
 
+@promise("one-result.11")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_loss_that_calls_a_collective_is_refused_in_the_first_step(group, name):
     def loss(model, batch):
@@ -125,6 +127,7 @@ def test_evaluation_and_prediction_refuse_them_too(group):
     dist.barrier()
 
 
+@promise("one-result.11")
 def test_an_optimizer_that_calls_a_collective_is_refused(group):
     class Exchanging(torch.optim.SGD):
         def step(self, closure=None):
@@ -137,6 +140,7 @@ def test_an_optimizer_that_calls_a_collective_is_refused(group):
         trainer_of(optimizer=Exchanging).fit(data(), batch_size=6, steps=1)
 
 
+@promise("one-result.11")
 @pytest.mark.parametrize(
     "wrap", [DistributedDataParallel, unisono.distributed.DistributedDataParallel]
 )

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from tests.accelerator import sim
+from tests.promises import promise
 from tests.warm import processes
 from torch import nn
 
@@ -41,6 +42,7 @@ def test_on_the_cpu_a_fingerprint_is_all_that_is_new():
     assert identity(PLAN, {}, host(), is_kept=False).keys() == BEFORE
 
 
+@promise("accelerators.3")
 @pytest.mark.slow
 def test_on_an_accelerator_model_versions_and_settings_are_there(accelerator, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
@@ -133,6 +135,7 @@ def train_in_another_arithmetic(switch):
     trainer.fit(samples, batch_size=4, epochs=1)
 
 
+@promise("accelerators.3")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("switch", "words"),
@@ -162,6 +165,7 @@ def test_another_arithmetic_in_the_midst_of_a_loop_is_refused(tmp_path):
 OLD = {"processor": "AVX2 x86_64", "torch": "2.13.0", "threads": 1}
 
 
+@promise("accelerators.3")
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -336,6 +340,7 @@ def simulated():
         pytest.skip(reason)
 
 
+@promise("accelerators.4")
 @pytest.mark.slow
 @pytest.mark.usefixtures("simulated")
 def test_devices_that_round_differently_are_refused():
@@ -343,6 +348,7 @@ def test_devices_that_round_differently_are_refused():
         unisono.launch(train_mixed, True, True, workers=2)
 
 
+@promise("accelerators.2", "accelerators.4")
 @pytest.mark.slow
 @pytest.mark.usefixtures("simulated")
 def test_replicas_that_round_differently_are_not_compared(capfd):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.promises import promise
 from tests.train.elsewhere import train
 from tests.warm import processes
 from tests.workers.forked import job  # noqa: F401
@@ -77,6 +78,7 @@ def test_all_workers_use_the_directory_that_rank_0_has_named(job, tmp_path):  # 
     assert steps == [8, 7, 6, 4]  # the last is the end of the loop before
 
 
+@promise("where-it-ends.7")
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -93,6 +95,7 @@ def test_who_is_lost_ends_the_others_by_name(job, fault, words):  # noqa: F811
         assert "of step 9" in said[rank].text
 
 
+@promise("where-it-ends.7")
 def test_a_run_that_lost_a_worker_goes_on_when_it_is_started_again(job, tmp_path):  # noqa: F811
     work = in_a_fork(functools.partial(train, str(tmp_path / "run")))
     again = {"UNISONO_FAULTS": "kill:rank=1,step=15; kill:rank=0,step=20"}
@@ -124,6 +127,7 @@ def expected(by, world_size=3):
     return [{"rank": rank, **facts} for rank in range(world_size)]
 
 
+@promise("open-ports.2")
 @pytest.mark.slow
 def test_bits_under_torchrun_are_those_of_unisono_run():
     ours, told = started(processes.start, UNISONO_RUN)
@@ -133,6 +137,7 @@ def test_bits_under_torchrun_are_those_of_unisono_run():
     assert told.count("24 steps") + told.count("12 steps") == 2  # one worker speaks, for two calls
 
 
+@promise("open-ports.3")
 @pytest.mark.slow
 @pytest.mark.parametrize(("by", "variables"), [("Slurm", SLURM), ("Open MPI", OPEN_MPI)])
 def test_bits_are_the_same_with_the_variables_of(by, variables):
@@ -149,6 +154,7 @@ def test_bits_are_the_same_with_the_variables_of(by, variables):
     assert in_order("".join(outputs)) == expected(by, 2)
 
 
+@promise("where-it-ends.7")
 @pytest.mark.long
 def test_a_run_that_torchrun_starts_again_comes_to_the_same_bits(tmp_path):
     faults = {"UNISONO_FAULTS": "kill:rank=1,step=9"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.once import computed_once
+from tests.promises import promise
 from torch import nn
 
 import unisono
@@ -58,6 +59,7 @@ PROGRAMS = {
 }
 
 
+@promise("accelerators.1")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_switches_are_set_and_put_back_whatever_a_program_has_set(program):
     PROGRAMS[program]()
@@ -238,6 +240,7 @@ def use(trainer):
 INEXACT = unisono.Precision(exact=False)
 
 
+@promise("accelerators.1")
 @pytest.mark.parametrize("exact", [True, False])
 def test_deterministic_kernels_are_chosen_while_a_run_computes(accelerator, exact):
     torch.backends.cudnn.benchmark = True
@@ -286,6 +289,7 @@ CALLS = {
 }
 
 
+@promise("accelerators.1")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call):
     trainer, _ = make("sim", nn.ReLU(), Forward())
@@ -328,6 +332,7 @@ def test_a_loop_of_the_programs_own_is_told_too(accelerator):
                     step.backward(model(batch).mean())
 
 
+@promise("accelerators.2")
 def test_that_a_run_is_not_exact_is_said_once(accelerator, capfd):
     trainer, _ = make("sim", precision=INEXACT)
     trainer.fit(DATA, batch_size=8, steps=1)

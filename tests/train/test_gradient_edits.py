@@ -1,9 +1,13 @@
 """Gradients of a step under way are the run's: what would not count is refused where it is done."""
 
+import copy
+import queue
+
 import pytest
 import torch
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
+from tests.promises import promise
 from torch import nn
 
 import unisono
@@ -61,6 +65,7 @@ EDITS = {
 }
 
 
+@promise("one-result.12")
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("moment", ["after_shard", "after_shards"])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor])
@@ -74,6 +79,7 @@ def test_an_edit_of_gradients_is_refused_with_the_way_out(edit, moment, optimize
     assert way.get(edit[:4], "`register_hook`") in said
 
 
+@promise("one-result.12")
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("moment", ["after_shard", "after_shards"])
 def test_an_edit_that_begins_later_is_refused_within_64_steps(edit, moment):
@@ -154,3 +160,21 @@ def with_hooks(kind, steps=5, **options):
 
         run.model[0].weight.register_post_accumulate_grad_hook(clamp)
     return [parameter.tolist() for parameter in train(run, steps=steps)]
+
+
+@promise("one-result.17")
+def test_a_hook_sees_the_gradient_of_each_shard_weighted_by_its_share():
+    run, seen, batches = make(shards=2), queue.SimpleQueue(), []
+    plain = copy.deepcopy(run.model)
+    run.model[0].weight.register_hook(lambda gradient: seen.put(gradient.clone()))
+    for step in run.steps(data(7), batch_size=7, steps=1):
+        with step:
+            for batch in step.shards:
+                batches.append(batch)
+                step.backward(loss_of(run.model, batch))
+    found = [seen.get_nowait() for _ in range(seen.qsize())]
+    assert found
+    for inputs, labels in batches:
+        (own,) = torch.autograd.grad(loss_of(plain, (inputs, labels)), plain[0].weight)
+        assert any(torch.allclose(one, own * len(inputs) / 7) for one in found)
+        assert not any(torch.allclose(one, own) for one in found)

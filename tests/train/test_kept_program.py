@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
+from tests.promises import promise
 from tests.replacements import wait_for_replacement
 from torch.utils.data import TensorDataset
 
@@ -277,6 +278,7 @@ def undisturbed():
     return train(ALL)
 
 
+@promise("one-result.4")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(workers, tmp_path):
@@ -285,6 +287,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(workers, tmp_path)
     assert found == [undisturbed()] * 2
 
 
+@promise("one-result.4")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "faults", "names"),
@@ -408,6 +411,7 @@ def test_what_two_places_share_stays_shared():
     assert thing.one is thing.other
 
 
+@promise("one-result.5")
 def test_what_cannot_be_carried_is_refused_by_name():
     _, kept, thing = watched()
     thing.numbers = (number for number in range(3))
@@ -415,6 +419,7 @@ def test_what_cannot_be_carried_is_refused_by_name():
         kept.state_dict()
 
 
+@promise("one-result.5")
 def test_a_suspended_generator_is_refused_once_it_goes_on():
     _, kept, thing = watched(numbers=(number for number in range(3)))
     kept.state_dict()
@@ -455,6 +460,7 @@ def test_a_sparse_tensor_of_places_and_values_is_put_back():
     assert tensor.to_dense().diag().tolist() == [2, 1, 1]
 
 
+@promise("one-result.16")
 def test_one_line_says_that_a_program_leads_to_more_than_is_looked_at(monkeypatch, capsys):
     monkeypatch.setattr("unisono.programs.walk.VISITED_AT_MOST", 30)
     model = torch.nn.Linear(3, 1)
@@ -471,6 +477,7 @@ def test_one_line_says_that_a_program_leads_to_more_than_is_looked_at(monkeypatc
     assert capsys.readouterr().out.count("are not saved with the run, so keep what") == 1
 
 
+@promise("one-result.7")
 def test_what_passes_store_is_left_alone():
     _, kept, thing = watched(last=1.0, tau=1.0, bank={})
     before = Account(Walk({"thing": thing}).holders)
@@ -505,6 +512,7 @@ HOSTILE = [
 ]
 
 
+@promise("nothing-lost.15")
 @pytest.mark.parametrize("packed", HOSTILE)
 def test_a_hostile_checkpoint_gets_at_nothing_that_the_program_does_not_name(packed):
     _, kept, _ = watched(number=1)
@@ -540,6 +548,7 @@ def keep():
     trainer.fit(TensorDataset(torch.ones(8, 3)), batch_size=4, steps=8)
 
 
+@promise("one-result.5", "one-result.6")
 @pytest.mark.slow
 def test_what_is_left_to_each_worker_is_told_once(capfd):
     unisono.launch(keep, workers=2)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -37,6 +38,7 @@ def rollouts(directory=None, stops_in=None, of_policy=True):
     return run.digest(), run.position.step, state.tolist()
 
 
+@promise("conditions.1")
 @pytest.mark.parametrize("loop", [2, 9, 11, 15])
 def test_it_ends_as_one_that_was_never_stopped(tmp_path, loop):
     with pytest.raises(StoppedError):
@@ -44,6 +46,7 @@ def test_it_ends_as_one_that_was_never_stopped(tmp_path, loop):
     assert rollouts(tmp_path) == rollouts()
 
 
+@promise("conditions.1")
 def test_data_that_older_weights_have_made_are_refused_where_these_are_gone(
     tmp_path, monkeypatch, capsys
 ):
@@ -73,6 +76,7 @@ def short_loops(counts_from_loop):
                     step.backward((model(rows) * (1 + num_shards[0])).pow(2).mean())
 
 
+@promise("one-result.15")
 def test_of_many_loops_in_one_place_a_few_are_looked_at_closely(monkeypatch):
     looked_at, of_body = [], Rehearsals.of_body
 

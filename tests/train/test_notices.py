@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from tests.promises import promise
 from tests.train.test_elsewhere import in_a_fork
 from tests.workers.forked import job  # noqa: F401
 from torch.utils.data import TensorDataset
@@ -65,6 +66,7 @@ def asked(job, world_size, directory, signals_of):  # noqa: F811
     return job.run(work, world_size)
 
 
+@promise("nothing-lost.10")
 @pytest.mark.parametrize(
     ("world_size", "signals_of"),
     [

@@ -6,21 +6,28 @@ import types
 import numpy as np
 import pytest
 import torch
-from tests.train import drawing
+from tests.classified import at_random
+from tests.promises import promise
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.walk import Walk
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("named", [False, True])
-def test_a_loop_of_ones_own_comes_to_the_same(named):
-    alone = drawing.own_loop(named)
-    assert unisono.launch(drawing.own_loop, named, workers=3) == [alone] * 3
+GLOBAL = np.random.default_rng(5)
+elsewhere = types.ModuleType(__name__)  # as another module of the program
+elsewhere.RNG = np.random.default_rng(6)
 
 
-# What is found
+def losing():
+    generator = torch.Generator().manual_seed(7)
+
+    def loss(model, batch):
+        inputs = batch[0] + 0.1 * torch.randn(batch[0].shape, generator=generator)
+        return cross_entropy(model(inputs), batch[1]) * GLOBAL.uniform(0.5, 1.5)
+
+    return loss
 
 
 class Slotted:
@@ -63,8 +70,8 @@ def found(**roots):
 def test_generators_are_named_by_the_way_to_them():
     assert found(a=Slotted()) == ["a._Slotted__hidden", "a.rng"]
     assert found(a=types.SimpleNamespace(steps=[1, {"x": Slotted()}]))[-1] == "a.steps[1]['x'].rng"
-    assert found(a=lambda: drawing.GLOBAL) == ["a.drawing.GLOBAL"]
-    assert found(a=drawing.losing()) == ["a.GLOBAL", "a.generator"]
+    assert found(a=lambda: elsewhere.RNG) == ["a.elsewhere.RNG"]
+    assert found(a=losing()) == ["a.GLOBAL", "a.generator"]
 
 
 def test_no_code_of_the_program_runs_on_the_way():
@@ -102,6 +109,7 @@ def drawn(each):
     return [each.random() for _ in range(3)]
 
 
+@promise("one-result.9")
 @pytest.mark.parametrize("make", MAKERS)
 def test_each_kind_is_seeded_and_put_back(make):
     one, other = make(), make()
@@ -119,14 +127,20 @@ def test_each_kind_is_seeded_and_put_back(make):
 
 
 def test_a_loop_leaves_the_generators_as_they_were():
-    dataset, _, loss = drawing.PROGRAMS["loss"]()
+    class Drawing(TensorDataset):
+        rngs = random.Random(0), np.random.default_rng(0), torch.Generator()
+
+        def __getitem__(self, index):
+            inputs, label = super().__getitem__(index)
+            return inputs * sum(float(drawn(one)[0]) for one in self.rngs), label
+
+    dataset, loss = Drawing(*at_random(22, 8, 4, seed=3).tensors), losing()
     own = OwnGenerators(dataset=dataset, loss=loss)
     own.search()
     before = [str(state) for state in own.states()]
-    drawing.PROGRAMS["here"] = lambda: (dataset, {}, loss)
-    try:
-        drawing.train("here", steps=2)
-    finally:
-        del drawing.PROGRAMS["here"]
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+    trainer.fit(dataset, batch_size=6, steps=2)
     assert [str(state) for state in own.states()] == before
     assert len(before) == 5

@@ -4,11 +4,10 @@ import queue
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tests.classified import at_random
-from tests.loaders import loader_of
+from tests.promises import promise
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 import unisono
 from unisono.runtime.training_progress import Now, now
@@ -31,30 +30,6 @@ class Told(Dataset):
         return self.inputs[index] + numbers(), self.labels[index]
 
 
-class Stream(Told, IterableDataset):
-    def __iter__(self):
-        return (self[index] for index in range(22))
-
-
-class Ageing(nn.Linear):
-    def forward(self, inputs):
-        return super().forward(inputs + numbers())
-
-
-def collate(samples):
-    inputs, labels = zip(*samples, strict=True)
-    return torch.stack(inputs) * (1 + numbers()), torch.stack(labels)
-
-
-def annealed(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1]) * (1 + numbers().sum())
-
-
-def by_hook(step, gradients):
-    for gradient in gradients.values():
-        gradient.mul_(1 + numbers().sum())
-
-
 class Noting(unisono.callbacks.Callback):
     def __init__(self):
         self.seen = []
@@ -63,45 +38,7 @@ class Noting(unisono.callbacks.Callback):
         self.seen.append((step.number, unisono.progress()))
 
 
-class Reading(torch.optim.SGD):
-    """An optimizer that anneals by itself; whole, as it is nobody's that is known."""
-
-    def step(self, closure=None):
-        self.param_groups[0]["lr"] = 0.1 / (1 + unisono.progress().step)
-        assert unisono.progress().shard is None
-        return super().step(closure)
-
-
-PROGRAMS = {
-    "data set": (Told, {}, {}),
-    "read ahead": (Told, {"num_workers": 2, "collate_fn": collate}, {}),
-    "stream": (Stream, {}, {}),
-    "gradients": (Told, {"collate_fn": collate}, {"on_gradients": by_hook}),
-}
-
-
-def train(name, steps=9, **options):
-    make, reading, more = PROGRAMS[name]
-    torch.manual_seed(0)
-    model = Ageing(4, 4)
-    optimizer = Reading(model.parameters(), lr=0.1)
-    trainer = unisono.Trainer(model, optimizer, annealed, shards=3, seed=1, **more, **options)
-    dataset = make()
-    loader = loader_of(dataset, 6, **reading)
-    trainer.fit(loader, steps=steps, validate=dataset, validate_every=4)
-    rows = trainer.predict(loader)
-    return trainer.digest(), trainer.run.last["validation"], rows.tolist()
-
-
-@pytest.mark.slow
-def test_who_reads_ahead_is_told_the_same():
-    PROGRAMS["read here"] = (Told, {"collate_fn": collate}, {})
-    try:
-        assert train("read here") == train("read ahead")
-    finally:
-        del PROGRAMS["read here"]
-
-
+@promise("one-result.9")
 def test_each_place_is_told_as_it_is():
     queued, noting = queue.SimpleQueue(), Noting()  # which may grow, as nobody sees it
 

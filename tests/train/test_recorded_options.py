@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.classified import cross_entropy as loss
 from tests.classified import taken
+from tests.promises import promise
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
@@ -60,6 +61,7 @@ def told(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if "the options" in line]
 
 
+@promise("conditions.5")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "now", "said"),
@@ -131,6 +133,7 @@ def test_how_far_a_schedule_has_come_is_no_change_of_the_program(tmp_path, capsy
     assert digest == train(None, 10, **options)
 
 
+@promise("conditions.5")
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_the_program_gives_is_taken_where_it_asks_for_that(tmp_path, capsys, schedule):

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from tests.classified import by_sign, cross_entropy, taken
 from tests.loaders import loader_of
 from tests.once import computed_once
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import DataLoader
 
 import unisono
+from unisono.training.step import is_due
 
 GLOBAL = {"calls": 0}
 CARRIES = "carries over from one shard to the next, and `loss` depends on it, but each worker"
@@ -384,6 +386,7 @@ def refusals():
     return told
 
 
+@promise("one-result.8")
 def test_what_goes_on_is_named_on_any_number_of_workers():
     told = refusals()
     for name, (_, words) in PROGRAMS.items():
@@ -452,6 +455,7 @@ WELCOME = {
 }
 
 
+@promise("one-result.7")
 @pytest.mark.parametrize("name", WELCOME)
 def test_what_is_stored_is_welcome_and_no_bit_is_changed(name):
     loss, model = WELCOME[name]
@@ -460,6 +464,7 @@ def test_what_is_stored_is_welcome_and_no_bit_is_changed(name):
         assert train(loss, model()) == digest
 
 
+@promise("one-result.10")
 @pytest.mark.parametrize("use", ["fit", "embed", "steps"])
 @pytest.mark.parametrize("name", ["lr", "momentum"])
 def test_options_of_the_optimizer_that_a_pass_sets_are_named(name, use):
@@ -533,6 +538,7 @@ def test_models_of_custom_loops_are_rehearsed_but_not_the_body():
             own_loop(kind())
 
 
+@promise("one-result.15")
 def test_what_begins_later_is_found_later():
     class Late(Inner):
         def forward(self, x):
@@ -549,3 +555,28 @@ def test_what_begins_later_is_found_later():
     with pytest.raises(RuntimeError, match=r"`model.calls` carries"):
         trainer.fit(by_sign(40), batch_size=4, steps=40)
     assert trainer.run.position.step == 16
+
+
+@promise("one-result.15")
+def test_rehearsed_are_the_first_two_steps_powers_of_two_and_every_1024th():
+    assert [step for step in range(3000) if is_due(2, step)] == [
+        *(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+    ]
+    assert is_due(2, 3072)
+    assert [is_due(looks, 5) for looks in (0, 1, 2)] == [True, True, False]
+
+
+@promise("one-result.15")
+@pytest.mark.parametrize("last", [7, 8])
+def test_the_last_step_of_a_fit_is_rehearsed(last):
+    class Late(Inner):
+        def forward(self, x):
+            self.calls += unisono.progress().step >= 6
+            return self.inner(x) * (1 + self.calls)
+
+    model = Late()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, cross_entropy, shards=1)
+    with pytest.raises(RuntimeError, match=r"`model.calls` carries"):
+        trainer.fit(by_sign(40), batch_size=4, steps=last)
+    assert trainer.run.position.step == last - 1

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.promises import promise
 
 from unisono.runtime.checkpoint.remote import local_folder
 from unisono.runtime.checkpoint.run_directory import RunDirectory
@@ -102,6 +103,7 @@ def wipe_and_go_on(
     return int(step or 0), digest
 
 
+@promise("nothing-lost.12")
 @pytest.mark.parametrize("starter", [(), LAUNCHED], ids=["python", "unisono run"])
 def test_a_run_whose_machine_is_wiped_goes_on_elsewhere(
     environ: dict[str, str], tmp_path: Path, starter: tuple[str, ...]

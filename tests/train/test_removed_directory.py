@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 from tests.descriptors import is_locked
+from tests.promises import promise
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -72,6 +73,7 @@ def _every_line_at_once(monkeypatch):
     monkeypatch.setattr(journal, "_HELD_S", 0.0)
 
 
+@promise("nothing-lost.16")
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_all_of_it_is_taken_up_again(tmp_path, capsys, is_moved):
     run, seen = tmp_path / "run", []
@@ -91,6 +93,7 @@ def test_all_of_it_is_taken_up_again(tmp_path, capsys, is_moved):
         assert [event["step"] for event in events(tmp_path / "moved")][-1] <= 4
 
 
+@promise("nothing-lost.16")
 @pytest.mark.slow
 def test_a_directory_that_another_job_holds_by_then_is_left_alone(tmp_path, capsys):
     run, fds = tmp_path / "run", []

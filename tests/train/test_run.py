@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from tests.classified import at_random, taken
 from tests.classified import cross_entropy as loss_of
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -62,6 +63,7 @@ def test_pairs_are_averaged_over_their_true_weight():
         assert 0 <= step.means["hits"] <= 1
 
 
+@promise("one-result.9")
 def test_generators_are_seeded_per_shard_and_put_back_afterwards():
     def draws(run):
         drawn = []
@@ -223,6 +225,7 @@ def test_another_batch_size_must_wait_for_the_epochs_end():
         run.steps(data(), batch_size=5, epochs=2)
 
 
+@promise("one-result.11")
 @pytest.mark.parametrize(
     ("model", "optimizer", "message"),
     [

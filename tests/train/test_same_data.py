@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 from tests.loaders import loader_of
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -114,6 +115,7 @@ def loss(model, batch):
     return model(batch).square().mean()
 
 
+@promise("one-result.13")
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_differences_are_told_on_every_worker_with_the_likely_cause(world_size):

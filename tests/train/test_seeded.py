@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from tests.promises import promise
 from tests.warm import processes
 
 from unisono.runtime.device import drawn_without_seed, generators_put_back
@@ -47,6 +48,7 @@ def said(script, *arguments, starter=()):
 RUN = ("-m", "unisono", "run", "-n", "2")
 
 
+@promise("one-result.16")
 @pytest.mark.slow
 @pytest.mark.parametrize("starter", [(), RUN], ids=["python", "unisono run"])
 def test_weights_without_a_seed_are_told_once(script, starter):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.classified import by_sign, cross_entropy, taken
+from tests.promises import promise
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -56,6 +57,7 @@ def test_keys_that_json_would_change_come_back(keys):
     assert there_and_back(state) == state
 
 
+@promise("conditions.3")
 def test_objects_stay_and_load_their_state():
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.5)
@@ -204,6 +206,7 @@ def test_every_schedule_of_torch_is_here():
     assert {kind.__name__ for kind in classes - seen} <= {"LRScheduler", "_LRScheduler"}
 
 
+@promise("conditions.3")
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("stop", [0, 3, 6])
 @pytest.mark.filterwarnings("ignore")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.promises import promise
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -36,6 +37,7 @@ def adversarial():
     return seen, run.digest()
 
 
+@promise("conditions.6")
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["sums", "update", "updated"])
 @pytest.mark.parametrize("exchange", ["shared", "zero"])

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from tests.promises import promise
 from tests.threads import in_threads
 
 from unisono.errors import PeerLostError, WaitTimeoutError
@@ -123,6 +124,7 @@ def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control
     assert in_threads(2, work) == [(True, 42)] * 2
 
 
+@promise("where-it-ends.8")
 def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of, monkeypatch):
     monkeypatch.setenv("UNISONO_MEETING_TIMEOUT", "0.05")
     control = control_of(3)

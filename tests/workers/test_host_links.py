@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from tests.promises import promise
 from torch._C._distributed_c10d import HashStore
 
 from unisono.errors import PeerLostError, RendezvousError
@@ -73,6 +74,7 @@ def test_the_end_of_a_process_comes_after_its_last_word():
         assert received(b, 2) == [(0, b"last"), (0, Departure.DIED)]
 
 
+@promise("open-ports.5")
 @pytest.mark.timeout(30)
 def test_who_does_not_know_the_token_is_turned_away_and_keeps_nobody_waiting(monkeypatch):
     """Of many that say nothing, or half, the oldest are closed; all of them when it is over."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.promises import promise
 from tests.train.elsewhere import listening
 from tests.workers.forked import Job
 
@@ -64,6 +65,7 @@ def address_of(socket_row):
     return next(row[1].split(":")[0] for row in rows if row[9] == inode)
 
 
+@promise("open-ports.4")
 @pytest.mark.slow
 def test_rank_0_listens_at_the_address_that_was_named_alone_and_shares_it_with_torch():
     def work(rank):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from tests.promises import promise
 from tests.workers.forked import job  # noqa: F401
 
 import unisono
@@ -27,6 +28,7 @@ def meet_once():
     return {rank: int(pid) for rank, pid in heard.items()}
 
 
+@promise("open-ports.3")
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("last", [0, 1])
 def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa: F811
@@ -116,6 +118,7 @@ def somebody_who_says(name, user):
         os.close(writing)
 
 
+@promise("open-ports.3")
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
 def test_another_user_is_not_believed():
     name = JobName("job-of-a-test", "")

@@ -1,6 +1,7 @@
 """What workers have done together, and how a replacement catches up with it."""
 
 import pytest
+from tests.promises import promise
 from tests.workers.fake_launcher import Death, Job
 
 from unisono.runtime.workers.context import context
@@ -62,6 +63,7 @@ def test_where_others_are_missed_a_call_is_made_again_or_what_they_found_is_take
     assert host.told == [ReplicatedResult(0, "it", b"found")]
 
 
+@promise("where-it-ends.2")
 def test_a_loop_inside_of_a_loop_gives_up_recovery():
     replicated_calls, host = recorded()
     replicated_calls.enter_loop()
@@ -78,6 +80,7 @@ def test_a_loop_inside_of_a_loop_gives_up_recovery():
     ]
 
 
+@promise("where-it-ends.3")
 def test_a_loop_that_is_left_before_its_end_gives_up_recovery():
     replicated_calls, host = recorded()
     replicated_calls.enter_loop()
@@ -89,6 +92,7 @@ def test_a_loop_that_is_left_before_its_end_gives_up_recovery():
     ]
 
 
+@promise("where-it-ends.3")
 def test_an_exception_outside_of_loops_gives_up_recovery():
     replicated_calls, host = recorded()
 

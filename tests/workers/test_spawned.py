@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tests.promises import promise
 from torch import nn
 
 import unisono
@@ -48,6 +49,7 @@ def start(work, *args, nprocs=2):
     mp.start_processes(work, args, nprocs=nprocs, start_method="fork")
 
 
+@promise("one-result.14")
 def test_one_of_several_spawned_processes_is_refused_with_the_way_out():
     with pytest.raises(mp.ProcessRaisedException, match=REFUSED) as caught:
         start(make_a_run)

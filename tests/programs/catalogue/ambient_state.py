@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% precision_of_decimal: SAME
 import decimal
 

@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% importance_on_parameters: SAME
 m = net()
 

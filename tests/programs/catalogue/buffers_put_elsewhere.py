@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% data_of_a_mask: SAME|REFUSED
 m = net()
 m[0].register_buffer("mask", torch.ones(8))

@@ -1,3 +1,5 @@
+# promises: one-result.4 one-result.5
+
 # %% order_of_recency: SAME
 import collections
 

@@ -1,3 +1,5 @@
+# promises: one-result.7
+
 # %% labels_that_were_read: SAME reads
 import collections
 

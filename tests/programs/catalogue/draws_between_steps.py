@@ -1,3 +1,5 @@
+# promises: one-result.9
+
 # %% features_left_out_for_a_step: SAME
 class Masked(nn.Sequential):
     mask = torch.ones(8)

@@ -1,3 +1,5 @@
+# promises: one-result.8
+
 # %% rows_of_a_table_that_are_empty: REFUSED
 bank = torch.full((96, 2), float("nan"))
 numbered = TensorDataset(X, Y, torch.arange(96))

@@ -1,3 +1,5 @@
+# promises: one-result.7
+
 # %% progress_bar_of_a_user: SAME
 import io
 

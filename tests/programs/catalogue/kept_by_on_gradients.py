@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% error_feedback_of_sign_sgd: SAME
 rest = {}
 
@@ -110,3 +112,15 @@ for step in run.steps(data, batch_size=16, epochs=4):
     with step:
         for batch in step.shards:
             step.backward(loss(m, batch))
+
+
+# %% scaled_by_step_and_epoch: SAME kills
+def by_hook(step, gradients):
+    now = unisono.progress()
+    assert now.shard is None
+    for gradient in gradients.values():
+        gradient.mul_(1 + (now.step + now.epoch + now.batch) / 9)
+
+
+t = trainer(normed(), on_gradients=by_hook)
+fit(t)

@@ -1,3 +1,5 @@
+# promises: one-result.9
+
 # %% mixed_with_the_nearest_in_feature_space: SAME|LOADERS reads
 m = net()
 

@@ -1,3 +1,5 @@
+# promises: one-result.9
+
 # %% value_shared_by_multiprocessing: SAME|LOADERS reads
 import multiprocessing
 

@@ -1,3 +1,5 @@
+# promises: one-result.8
+
 # %% in_an_element_of_a_list: REFUSED
 run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
 scale = [1.0]

@@ -1,3 +1,5 @@
+# promises: conditions.1
+
 # %% rollouts_of_a_policy: SAME stop=34 kill=34
 run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
 for i in range(14):

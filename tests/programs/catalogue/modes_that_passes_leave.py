@@ -1,3 +1,5 @@
+# promises: one-result.8
+
 # %% forward_for_metrics_turns_dropout_on: SAME|REFUSED
 m = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2))
 

@@ -1,3 +1,5 @@
+# promises: one-result.5
+
 # %% a_hash_of_the_steps_sets_the_rate: TOLD looked.into
 import hashlib
 

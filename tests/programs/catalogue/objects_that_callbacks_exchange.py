@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% partial_with_other_arguments: SAME reads
 import functools
 

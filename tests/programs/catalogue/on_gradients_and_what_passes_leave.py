@@ -1,3 +1,5 @@
+# promises: one-result.8
+
 # %% labels_counted_by_the_loss: REFUSED
 seen = {}
 

@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% slow_weights_keyed_by_id: SAME
 class Lookahead(Callback):
     def __init__(self):

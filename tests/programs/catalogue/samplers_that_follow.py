@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% weights_of_a_weighted_sampler: SAME
 sampler = torch.utils.data.WeightedRandomSampler(torch.ones(96, dtype=torch.double), 96)
 

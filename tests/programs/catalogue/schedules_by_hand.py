@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% schedule_that_a_callback_steps: SAME
 from torch.optim.swa_utils import SWALR
 

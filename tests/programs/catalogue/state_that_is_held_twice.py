@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% dict_that_a_callback_reads: SAME
 m = net()
 stats = {"last": 0.0, "rates": []}

@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% pruned_each_epoch: SAME
 from torch.nn.utils import prune
 

@@ -1,3 +1,5 @@
+# promises: conditions.7
+
 # %% lion: SAME
 class Lion(torch.optim.Optimizer):
     def __init__(self, params, lr=0.01):
@@ -126,3 +128,41 @@ class Revives(Callback):
 m = net()
 t = trainer(m, optimizer=Counting(m.parameters(), 0.01), callbacks=[Revives()])
 fit(t)
+
+
+# %% counts_in_its_groups: SAME together
+class Slowing(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "count": 0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["count"] += 1
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"] / group["count"])
+
+
+m = normed()
+t = trainer(m, optimizer=Slowing(m.parameters()))
+fit(t, epochs=EPOCHS // 2)
+result = [group["count"] for group in t.run.optimizer.param_groups]
+fit(t)
+
+
+# %% keep_their_steps_otherwise: SAME together
+makers = {
+    "a": lambda p: Adam(p, lr=0.01, fused=True),
+    "b": lambda p: Adam(p, lr=0.01, foreach=True),
+    "c": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "d": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.3),
+    "e": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "f": lambda p: torch.optim.ASGD(p, lr=0.01, foreach=False),
+    "g": lambda p: torch.optim.AdamW(p, torch.tensor(0.01), foreach=False),
+}
+result = {}
+for name, make in makers.items():
+    m = normed()
+    one = trainer(m, optimizer=make(m.parameters()), directory=DIR and f"{DIR}-{name}")
+    fit(one)
+    result[name] = one.digest()

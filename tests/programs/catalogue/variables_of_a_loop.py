@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% weight_by_the_loss_before: SAME|REFUSED
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 weight = 1.0

@@ -1,3 +1,5 @@
+# promises: one-result.15
+
 # %% bank_from_step_eight_on: REFUSED
 bank = []
 

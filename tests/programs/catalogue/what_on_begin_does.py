@@ -1,3 +1,5 @@
+# promises: one-result.4
+
 # %% rate_lowered_in_on_begin: SAME
 class Lowers(Callback):
     def on_begin(self, fit):

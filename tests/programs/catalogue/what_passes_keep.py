@@ -1,0 +1,234 @@
+# promises: one-result.8 one-result.10
+
+# %% samples_that_count: REFUSED early reads everywhere
+# says: `dataset\.calls` changes each time the same sample is read
+class Easier(Rows):
+    calls = 0
+
+    def change(self, row, index):
+        self.calls += 1
+        return row / (1 + 1 / self.calls)
+
+
+t = trainer(normed())
+fit(t, Easier())
+
+
+# %% a_loss_that_counts: REFUSED early everywhere
+# says: `loss\.calls` carries over from one shard to the next, and .* but each worker computes dif
+class Annealed:
+    calls = 0
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        return loss(model, batch) * min(1.0, self.calls / 100)
+
+
+t = trainer(normed(), Annealed())
+fit(t)
+
+
+# %% a_model_that_counts: REFUSED early everywhere
+# says: `model\.passes` carries over from one shard to the next, and .* but each worker computes d
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.passes = normed(), 0
+
+    def forward(self, inputs):
+        self.passes += 1
+        return self.net(inputs * 0.9**self.passes)
+
+
+t = trainer(Counting())
+fit(t)
+
+
+# %% centres_outside_of_the_model: REFUSED early everywhere
+# says: `loss\.centres` carries over from one shard to the next, and .* different shards: keep
+def centred():
+    centres = torch.zeros(2, 2)
+
+    def with_centres(model, batch):
+        outputs = model(batch[0])
+        centres.index_add_(0, batch[1].cpu(), outputs.detach().cpu(), alpha=0.1)
+        return F.cross_entropy(outputs, batch[1]) + (centres.sum() * outputs).mean()
+
+    return with_centres
+
+
+t = trainer(normed(), centred())
+fit(t)
+
+
+# %% centres_in_a_buffer: SAME everywhere
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = normed()
+        self.register_buffer("centres", torch.zeros(2, 2))
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+def with_centres(model, batch):
+    outputs = model(batch[0])
+    model.centres.index_add_(0, batch[1], outputs.detach(), alpha=0.1)
+    apart = (outputs - model.centres[batch[1]]).square().mean()
+    return F.cross_entropy(outputs, batch[1]) + apart
+
+
+t = trainer(Centred(), with_centres)
+fit(t)
+
+
+# %% hard_samples_that_the_dataset_reads: REFUSED early everywhere
+# says: they change `loss\.hard`, which the dataset reads
+hard = set()
+
+
+class Harder(Rows):
+    def __getitem__(self, index):
+        row, label = super().__getitem__(index)
+        return row * (1 + (index in hard)), label, index
+
+
+def mined():
+    def with_hard(model, batch):
+        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        hard.update(batch[2][each > 0.1].tolist())
+        return each.mean()
+
+    return with_hard
+
+
+t = trainer(normed(), mined())
+fit(t, Harder())
+
+
+# %% noise_kept_by_a_dataset: REFUSED early reads everywhere
+# says: `dataset\.kept` keeps something of earlier readings
+class Keeping(Rows):
+    def __init__(self):
+        self.kept = {}
+
+    def change(self, row, index):
+        return row + self.kept.setdefault(index, torch.randn(8))
+
+
+t = trainer(normed())
+fit(t, Keeping())
+
+
+# %% a_table_drawn_at_the_first_reading: REFUSED early reads everywhere
+# says: `dataset\.table` keeps something of earlier readings .what was drawn
+class Lazy(Rows):
+    table = None
+
+    def change(self, row, index):
+        if self.table is None:
+            self.table = np.random.randn(96)
+        return row + float(self.table[index])
+
+
+t = trainer(normed())
+fit(t, Lazy())
+
+
+# %% norms_cached_by_a_dataset: SAME reads everywhere
+class Normed(Rows):
+    def __init__(self):
+        self.kept = {}
+        self.norm = functools.lru_cache(maxsize=8)(lambda index: float(X[index].norm()))
+
+    def change(self, row, index):
+        return self.kept.setdefault(index, row / self.norm(index)) + torch.rand(())
+
+
+t = trainer(normed())
+fit(t, Normed())
+
+
+# %% a_rate_set_by_a_loss: REFUSED early everywhere
+# says: they set `lr` of the optimizer, whose options all
+def slowing(model, batch):
+    found = loss(model, batch)
+    t.run.optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, found.item())
+    return found
+
+
+t = trainer(normed(), slowing)
+fit(t)
+
+
+# %% weighed_by_the_rank: REFUSED early everywhere
+# says: changes when RANK and WORLD_SIZE are those of another
+t = trainer(normed(), lambda m, b: loss(m, b) * (1 + unisono.world().rank))
+fit(t)
+
+
+# %% divided_by_the_number_of_workers: REFUSED early everywhere
+# says: changes when RANK and WORLD_SIZE are those of another
+t = trainer(normed(), lambda m, b: loss(m, b) / unisono.world().world_size)
+fit(t)
+
+
+# %% weighed_by_step_and_shard: SAME reads everywhere kills
+def at():
+    now = unisono.progress()
+    return torch.tensor([now.step, now.epoch, now.batch, 9 if now.shard is None else now.shard]) / 9
+
+
+def scaled(samples):
+    rows, labels = torch.utils.data.default_collate(samples)
+    return rows / (1 + at().sum()), labels
+
+
+class Told(Rows):
+    def change(self, row, index):
+        return row + torch.randn(8) * unisono.progress().epoch + at().sum()
+
+
+class Ageing(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs + at().sum().item())
+
+
+class Reading(SGD):
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = 0.1 / (1 + unisono.progress().step)
+        assert unisono.progress().shard is None
+        return super().step(closure)
+
+
+m = Ageing(8, 2)
+weighed = lambda model, batch: loss(model, batch) * (1 + at().sum().item())
+t = trainer(m, weighed, Reading(m.parameters()))
+fit(t, Told(), collate=scaled, validate=Told(), validate_every=4)
+result = [t.run.last["validation"], t.predict(Told(), batch_size=16).tolist()]
+
+
+# %% weighed_by_step_in_a_stream: SAME reads everywhere kills
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 96
+
+    def __iter__(self):
+        for row, label in zip(X, Y, strict=True):
+            yield row / (1 + unisono.progress().step), label
+
+
+t = trainer(normed(), lambda m, b: loss(m, b) * (1 + unisono.progress().shard))
+fit(t, Stream(), shuffle=False)
+
+
+# %% a_trained_weight_changed_by_a_loss: REFUSED early
+# says: passes must leave .* but `0\.weight` was changed
+def decaying(model, batch):
+    model[0].weight.data.mul_(0.9)
+    return loss(model, batch)
+
+
+t = trainer(net(), decaying)
+fit(t)
