@@ -1,4 +1,4 @@
-# %% a_weight_before_the_loop: MIXED
+# %% a_weight_before_the_loop: WORKERS
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 weight = 1 + 0.5 * unisono.world().rank
 for step in run.steps(data, batch_size=16, epochs=4):
@@ -7,7 +7,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
             step.backward(loss(m, batch) * weight)
 
 
-# %% a_weight_of_each_step: MIXED
+# %% a_weight_of_each_step: WORKERS
 def train():
     run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
     for step in run.steps(data, batch_size=16, epochs=4):
@@ -21,7 +21,7 @@ def train():
 run = train()
 
 
-# %% a_setting_of_an_object: MIXED
+# %% a_setting_of_an_object: WORKERS
 class Settings:
     weight = 1.0
 
@@ -34,7 +34,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
         for batch in step.shards:
             step.backward(loss(m, batch) * settings.weight)
 
-# %% a_tensor_of_a_loss: MIXED
+# %% a_tensor_of_a_loss: WORKERS
 scale = torch.tensor(1 + 0.5 * unisono.world().rank)
 t = trainer(net(), lambda m, b: loss(m, b) * scale)
 fit(t)

@@ -46,7 +46,7 @@ t = trainer(m, optimizer=Adam(m.parameters(), 0.01), callbacks=[Between(replaced
 fit(t)
 
 
-# %% momentum_forgotten: SAME everywhere open
+# %% momentum_forgotten: SAME|MIXED everywhere
 def forgotten(_, optimizer):
     if len(optimizer.state) and int(next(iter(optimizer.state.values()))["step"]) == 2:
         optimizer.state.clear()

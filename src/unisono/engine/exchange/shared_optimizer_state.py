@@ -135,8 +135,9 @@ class SharedOptimizerState(PiecesOfState):
 
     @override
     def show(self, optimizer: Optimizer, parameter: torch.Tensor, index: int) -> None:
-        self._has[index], self._seen = True, [None]  # to be looked at
-        optimizer.state[parameter] = dict(self._shown[index])
+        if not self._has[index]:  # else the program may have changed it since
+            self._has[index], self._seen = True, [None]  # to be looked at
+            optimizer.state[parameter] = dict(self._shown[index])
 
     def forget(self) -> None:
         """Assume that the program has no state, because the run goes back."""
