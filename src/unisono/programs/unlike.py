@@ -23,6 +23,7 @@ from unisono.programs.holders import Holder
 from unisono.runtime.workers.team import Team
 
 _MANY = 4096  # places of a program, the nearest first
+_LONG = 1024  # values of a place
 _FEW = 16  # elements of a tensor or an array
 _PLAIN = {type(None), bool, int, float, str}
 
@@ -65,17 +66,21 @@ def values_unlike(team: Team, places: Callable[[], Iterable[Holder]]) -> list[Un
     if team.size == 1:
         return []
     mine = dict(_values(places()))
-    text = json.dumps({key: value for key, (_, _, value) in mine.items()}).encode()
-    heads = team.gather(b"%d" % zlib.crc32(text), "values of the program")
-    if len(set(heads.values())) == 1:
+    numbers = {key: _number_of(value) for key, (_, _, value) in mine.items()}
+    text = json.dumps(numbers).encode()
+    if len({*team.gather(b"%d" % zlib.crc32(text), "values of the program").values()}) == 1:
         return []
-    texts = team.gather(text, "values that differ")
+    found = [json.loads(each) for each in team.gather(text, "values that differ").values()]
+    differ = {key for key in numbers if len({each.get(key) for each in found}) > 1}
+    texts = team.gather(
+        json.dumps({key: mine[key][2] for key in differ}).encode(), "what differs in them"
+    )
     others = [rank for rank in texts if rank > team.world.rank] or [*texts]
     theirs = json.loads(texts[others[0]])
     return [
         Unlike(holder, slot, value, theirs[key])
         for key, (holder, slot, value) in mine.items()
-        if key in theirs and repr(theirs[key]) != repr(value)
+        if key in theirs and _number_of(theirs[key]) != numbers[key]
     ]
 
 
@@ -90,15 +95,15 @@ def depends_on_unlike(value: Unlike, differs: str) -> MismatchError:
 
 @contextmanager
 def as_there(values: Sequence[Unlike]) -> Iterator[None]:
-    """Set the other worker's values within a block."""
-    now = [each.now() for each in values]
+    """Set the other worker's values within a block, where they have not changed since."""
+    values = [each for each in values if _number_of(each.now()) == _number_of(each.here)]
     for each in values:
         each.put(each.there)
     try:
         yield
     finally:
-        for each, value in zip(values, now, strict=True):
-            each.put(value)
+        for each in values:
+            each.put(each.here)
 
 
 def _values(holders: Iterable[Holder]) -> Iterator[tuple[str, tuple[Holder, Any, Any]]]:
@@ -110,9 +115,14 @@ def _values(holders: Iterable[Holder]) -> Iterator[tuple[str, tuple[Holder, Any,
                 if _size(holder.owner) <= _FEW:
                     yield holder.key, (holder, None, holder.owner.tolist())
                 continue
-            for slot, value in h.numbered(holder.read()):
+            content = holder.read()
+            for slot, value in h.numbered(content) if len(content[1]) <= _LONG else ():
                 if type(value) in _PLAIN and type(slot) in (str, int):
                     yield f"{holder.key}\0{slot}", (holder, slot, value)
+
+
+def _number_of(value: Any) -> int:
+    return zlib.crc32(repr(value).encode(errors="replace"))
 
 
 def _size(owner: Any) -> int:
