@@ -1,4 +1,7 @@
+# promises: one-result.8
+
 # %% at_each_epoch: REFUSED
+# says: a generator that the dataset has made after its first batch
 import random
 
 
@@ -16,6 +19,7 @@ t = trainer(net())
 fit(t, Noisy())
 
 # %% in_the_second_epoch: REFUSED stop=4
+# says: a generator that the dataset has made after its first batch
 import numpy as np
 
 
@@ -82,6 +86,7 @@ t = trainer(net())
 fit(t, Noisy())
 
 # %% in_a_collate: REFUSED stop=4
+# says: a generator that the dataset has made after its first batch
 import random
 
 

@@ -1,4 +1,7 @@
+# promises: one-result.10
+
 # %% a_weight_before_the_loop: WORKERS
+# says: `weight` differs between workers
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 weight = 1 + 0.5 * unisono.world().rank
 for step in run.steps(data, batch_size=16, epochs=4):
@@ -8,6 +11,7 @@ for step in run.steps(data, batch_size=16, epochs=4):
 
 
 # %% a_weight_of_each_step: WORKERS
+# says: `weight` differs between workers
 def train():
     run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
     for step in run.steps(data, batch_size=16, epochs=4):
@@ -22,6 +26,7 @@ run = train()
 
 
 # %% a_setting_of_an_object: WORKERS
+# says: `settings.weight` differs between workers
 class Settings:
     weight = 1.0
 
@@ -35,11 +40,13 @@ for step in run.steps(data, batch_size=16, epochs=4):
             step.backward(loss(m, batch) * settings.weight)
 
 # %% a_tensor_of_a_loss: WORKERS
+# says: `loss.scale` differs between workers
 scale = torch.tensor(1 + 0.5 * unisono.world().rank)
 t = trainer(net(), lambda m, b: loss(m, b) * scale)
 fit(t)
 
 # %% asked_in_the_body: REFUSED
+# says: changes when RANK and WORLD_SIZE
 import os
 
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)

@@ -151,7 +151,7 @@ fit(t, Normed())
 
 
 # %% a_rate_set_by_a_loss: REFUSED early everywhere
-# says: they set `lr` of the optimizer, whose options all
+# says: they set `lr` of the optimizer
 def slowing(model, batch):
     found = loss(model, batch)
     t.run.optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, found.item())
