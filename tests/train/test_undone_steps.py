@@ -88,3 +88,33 @@ def test_changes_after_the_block_of_an_undone_step_are_undone(monkeypatch, capfd
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=33,at=updated")
     assert unisono.launch(followed, of_optimizer, workers=2) == [found] * 2
     assert "has joined" in capfd.readouterr().err
+
+
+def left(because):
+    """Leave a loop by a `break` after a step, by its number or by a time that has come."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4)
+    for step in run.steps(TensorDataset(torch.randn(96, 8)), batch_size=8, steps=STEPS):
+        with step:
+            for (x,) in step.shards:
+                step.backward(model(x).square().mean())
+        if step.number == 60 if because == "number" else not step.is_done or step.number == 200:
+            break
+    return run.position.step, run.digest()
+
+
+@pytest.mark.slow
+def test_a_break_after_an_undone_step_leaves_the_loop_where_it_would_have_been_left(monkeypatch):
+    found = left("number")
+    assert found[0] == 61
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=60,at=updated")
+    assert unisono.launch(left, "number", workers=2) == [found] * 2
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_left_after_an_undone_step_is_reported(monkeypatch, capfd):
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=60,at=updated")
+    position, _ = unisono.launch(left, "undone", workers=2)[0]
+    assert position < 60
+    assert "left its loop after a step that was undone" in " ".join(capfd.readouterr().err.split())

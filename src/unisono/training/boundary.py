@@ -45,6 +45,12 @@ class BoundaryTasks(enum.IntFlag):
     STOP = 4
 
 
+_LEFT_UNDONE = (
+    "the program has left its loop after a step that was undone, as a worker was lost in it, so "
+    "the run is back at step {}: skip such a step with `if not step.is_done: continue`"
+)
+
+
 @final
 class Boundary:
     """The boundary between steps of a loop; `has_ended` once the loop's result is saved."""
@@ -63,7 +69,7 @@ class Boundary:
         self.last_means: Mapping[str, float] = {}  # of the last step done here
         self._planned = 0  # tasks as a number: 0 in most steps
         self._next_at_s = 0.0
-        self._has_acted = self._is_checked = False
+        self._has_acted = self._is_checked = self._is_undone = False
         self._recovers = run.team.supervisor.can_replace
         self._ends_here = run.team.supervisor.hears_signals
 
@@ -95,7 +101,7 @@ class Boundary:
 
     def begin_step(self, step: int) -> None:
         """Record that a step has begun."""
-        self.is_between_steps = False
+        self.is_between_steps = self._is_undone = False
         self._team.note_step(step)
 
     def plan_next(self) -> None:
@@ -128,7 +134,7 @@ class Boundary:
         """Return to the newest snapshot, because a worker was lost during an update."""
         self.engine.between.roll_back()
         self.undo()
-        self._planned = 0
+        self._planned, self._is_undone = 0, True
         self.is_between_steps, self._has_acted = True, False
         if len(self._team.hosts) > 1:
             self.run.has_joined = True  # like a replacement
@@ -139,6 +145,13 @@ class Boundary:
         self._kept.apply_rest(*self._memory.newest())
         if self.run.program_kept is not None and self.run.program_kept.drawn is not None:
             self.engine.passes.draw_on(self.run.program_kept.drawn, self._kept.position.step)
+
+    @property
+    def last_done(self) -> tuple[int, int, Mapping[str, float]]:
+        """The newest step that counts, its epoch, and its means, or if there is none those here."""
+        position = self._kept.position
+        epoch = position.epoch - (position.batch == 0)
+        return position.step - 1, epoch, self._kept.last.get("means") or self.last_means
 
     def undo_body(self) -> None:
         """Undo what the rest of the loop's body has changed after a lost step."""
@@ -160,6 +173,8 @@ class Boundary:
         or by an exception on this one alone. One worker of each host does the work: nobody changes
         the shared state any more, and the worker copies all of it that it can see.
         """
+        if self._is_undone:
+            self.run.say_once(_LEFT_UNDONE.format(self._kept.position.step))
         if not self.is_between_steps or self._exchange.is_lost or self._exchange.is_in_pieces:
             return
         if self._keeps and self._team.leads_host:

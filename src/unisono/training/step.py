@@ -54,8 +54,8 @@ class Step(DoneStep):
 
     Attributes:
         is_done: after the step's block: whether the step counts. False if a worker was lost during
-            the step: it will be repeated, and possibly some steps before it. Until then, means are
-            those of the last finished step; NaN if there is none.
+            the step: it will be repeated, and possibly some steps before it. Until then, `number`,
+            `epoch` and the means are those of the last step that counts.
     """
 
     rehearse: Callable[[], BodyRehearsal] | None = None
@@ -397,13 +397,18 @@ class Step(DoneStep):
     def abandon(self) -> None:
         """Leave a step that cannot be finished because a worker was lost."""
         self._engine.guard.release_gradients()
-        self._show_undone()
         self._boundary.roll_back()
+        self._show_undone()
 
     def _show_undone(self) -> None:
-        """Set results that the rest of the loop's body can read."""
+        """Set results that the rest of the loop's body can read.
+
+        As they are those of the last step that counts, a `break` that did not leave the loop then
+        does not leave it now.
+        """
         self._is_finished, self.is_done = True, False
-        self.means = UndoneMeans(self._boundary.last_means)
+        self.number, self.epoch, means = self._boundary.last_done
+        self.means = UndoneMeans(means)
 
     def _finish(self, error: BaseException | None) -> None:
         if error is not None:
@@ -443,6 +448,7 @@ class Step(DoneStep):
         self._is_finished = True
         if not self.is_done:
             self._boundary.roll_back()
+            self._show_undone()
 
     def _in_step(self) -> str:
         return f"in step {self.number}"
