@@ -27,6 +27,7 @@ from unisono.runtime.launch import forkserver
 from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.interrupts import interrupts
+from unisono.runtime.world import read_in_program
 
 # Tests share cores with workers, so no single example has to be quick.
 settings.register_profile("unisono", deadline=None)
@@ -162,6 +163,7 @@ def control_of() -> Iterator[Callable[[int], ControlBlock]]:
 def nothing_is_left_behind() -> Iterator[None]:
     processes, threads = _workers_and_others(), set(threading.enumerate())
     files, variables = _in_shared_memory(), _variables()
+    read_in_program.clear()  # by an earlier test
     yield
     interrupts()._put_back(ENDING_SIGNALS)  # which stay from a program's first loop to its end
     deadline = time.monotonic() + SETTLE_S

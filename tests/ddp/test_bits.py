@@ -76,5 +76,5 @@ def ask_for_the_reducer_in_python():
 
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])
 def test_the_reducer_in_python_is_refused_where_it_would_give_other_bits(on_ranks, backend):
-    with pytest.raises(Exception, match="divides and sums gradients in another way"):
+    with pytest.raises(Exception, match="divides and sums gradients in a different order"):
         on_ranks(backend, 3, ask_for_the_reducer_in_python)

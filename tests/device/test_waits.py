@@ -130,7 +130,7 @@ def waits_of_run(loss: str = "mean", *, norm: bool = True, dropout: float = 0.2)
 # Once a step, before the workers first meet: losses are there then, and parts on the host.
 ALONE = ["loss.py:PendingLosses.read"]
 # And once more before they meet again: each has added up a slice then.
-TOGETHER = [*ALONE, "host_memory.py:HostMemoryCarriage.give_sums"]
+TOGETHER = [*ALONE, "host_memory.py:HostMemoryCarriage.copy_sums_to_host"]
 MODELS = [
     {"norm": True, "dropout": 0.2},
     {"norm": False, "dropout": 0.0},
