@@ -1,7 +1,7 @@
 """Plain values that differ between workers, such as those computed from the rank.
 
-Most are harmless: times, names of devices, a rank that decides who prints. Whether a pass depends
-on one is found out by computing it with another worker's value.
+Most are harmless: times, names of devices, a rank that decides who prints. To find out whether a
+pass depends on one, it is computed again with another worker's value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN = {type(None), bool, int, float, str}
 
 
 class Unlike(NamedTuple):
-    """A value of this worker that is another one on another worker."""
+    """A value of this worker that differs on another worker."""
 
     holder: Holder
     slot: Any
@@ -62,7 +62,7 @@ class Unlike(NamedTuple):
 
 
 def values_unlike(team: Team, places: Callable[[], Iterable[Holder]]) -> list[Unlike]:
-    """Return the values in some places that are others on the next worker. Collective."""
+    """Return the values in some places that differ on the next worker. Collective."""
     if team.size == 1:
         return []
     mine = dict(_values(places()))
@@ -95,7 +95,7 @@ def depends_on_unlike(value: Unlike, differs: str) -> MismatchError:
 
 @contextmanager
 def as_there(values: Sequence[Unlike]) -> Iterator[None]:
-    """Set the other worker's values within a block, where they have not changed since."""
+    """Set the other worker's values within a block, unless they have changed here since."""
     values = [each for each in values if _number_of(each.now()) == _number_of(each.here)]
     for each in values:
         each.put(each.there)
@@ -107,7 +107,7 @@ def as_there(values: Sequence[Unlike]) -> Iterator[None]:
 
 
 def _values(holders: Iterable[Holder]) -> Iterator[tuple[str, tuple[Holder, Any, Any]]]:
-    """Yield plain values, and those of small tensors and arrays, with a name of their place."""
+    """Yield plain values, small tensors and small arrays, each with a key for its place."""
     own = (holder for holder in holders if not holder.is_of_library)
     for holder in itertools.islice(own, _MANY):
         with suppress(Exception):

@@ -77,7 +77,7 @@ class BodyRehearsal:
     def once_more(
         self, start: Callable[[int, Callable[[Any], None]], None], *, is_within: bool
     ) -> Iterator[Any]:
-        """Yield the first batch again, if the body has changed anything.
+        """Yield the first batch again, if the result may depend on the worker or on its shards.
 
         `start` prepares its passes and receives the loss; `is_within`: the program passes batches
         through an iterator, which may count them.
@@ -111,7 +111,10 @@ class BodyRehearsal:
         left: Account,
         block: AbstractContextManager[None],
     ) -> Generator[Any, None, str | None]:
-        """Yield the first batch within a block, undo what that changes, and return what differs."""
+        """Yield the first batch within a block; return the name of a number that differs then.
+
+        If none does, what the body has changed meanwhile is undone.
+        """
         assert self._first is not None
         again = Numbers()
         shard, num_samples, batch = self._first
