@@ -61,7 +61,7 @@ losses = [
 ]
 result = round(sum(losses), 12)
 
-# %% enumerate_and_zip: TOLD starts.over
+# %% enumerate_and_zip: TOLD|WORKERS|MIXED starts.over
 import itertools
 
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
@@ -71,7 +71,7 @@ for (i, step), weight in zip(enumerate(steps), itertools.cycle([1.0, 0.5, 2.0, 1
         for batch in step.shards:
             step.backward(loss(m, batch) * weight * (1 + 0.1 * i))
 
-# %% losses_of_shards_for_the_next_step: TOLD worker.computed
+# %% losses_of_shards_for_the_next_step: TOLD|WORKERS worker.computed
 run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 last = []
 for step in run.steps(data, batch_size=16, epochs=4):
