@@ -178,6 +178,27 @@ def test_programs_are_refused_in_words_on_every_exchange(exchange):
             assert re.search(program.says, one.get("error", "")), f"{program}: {one}"
 
 
+BY_NAME = {one.name: one for one in ALL}
+RARE = {
+    "a_key_of_a_parameter_group": "back",
+    "another_tensor_in_buffers": "back",
+    "pruned_each_epoch": "back",
+    "a_buffer_registered_late": "back",
+    "a_state_dict_that_forgets_one": "back",
+    "momentum_forgotten": "commit",
+    "settings_in_a_namespace": "kill1",
+    "a_loss_by_the_number_of_workers": "two",
+}
+"""Programs that were wrong in one way alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RARE)
+def test_what_one_way_alone_had_shown_stays_right(name, tmp_path):
+    result = tried(BY_NAME[name], tmp_path, ("alone", RARE[name]))
+    assert result.verdict in ("SAME", "TOLD"), result
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("program", [marked(one) for one in ALL])
 def test_each_program_comes_to_what_is_expected_in_every_way(program, tmp_path):

@@ -90,7 +90,11 @@ class World:
             )
 
 
-_OF_LIBRARIES = os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(__file__)), "<"
+_OF_LIBRARIES = (
+    os.path.join(os.path.dirname(os.__file__), ""),
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
+    "<",  # code that a library has made
+)
 
 
 class _NumWorkers:

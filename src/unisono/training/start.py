@@ -42,11 +42,14 @@ _IN_EVAL = (
     "its averages; to train as usual, call `model.train()` before"
 )
 
+Places = Callable[[], Iterable[Holder]] | None
 
-def start(run: RunContext, plan: LoopPlan, places: Callable[[], Iterable[Holder]]) -> None:
+
+def start(run: RunContext, plan: LoopPlan, places: Places) -> None:
     """Move a run to where the loop begins, and check that all workers agree. Collective.
 
-    `places` returns those of the program whose values may differ between workers.
+    `places` returns those of the program whose values may differ between workers; None: these are
+    not compared.
     """
     run.num_loops += 1
     totals = plan.totals
@@ -199,7 +202,7 @@ def _file_of_program() -> str:
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "").name
 
 
-def _agree(run: RunContext, plan: LoopPlan, places: Callable[[], Iterable[Holder]]) -> bytes:
+def _agree(run: RunContext, plan: LoopPlan, places: Places) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
     known = _known(run, plan)
     run.team.agree(
@@ -225,7 +228,7 @@ def _agree(run: RunContext, plan: LoopPlan, places: Callable[[], Iterable[Holder
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
-    run.unlike = values_unlike(run.team, places)
+    run.unlike = () if places is None else values_unlike(run.team, places)
     check_devices(run.exchange, run.device, run.team)
     if run.are_mixed is None:
         told = compare_devices(run.device, run.team, exact=run.options.exact)

@@ -55,7 +55,7 @@ class Step(DoneStep):
     Attributes:
         is_done: after the step's block: whether the step counts. False if a worker was lost during
             the step: it will be repeated, and possibly some steps before it. Until then, `number`,
-            `epoch` and the means are those of the last step that counts.
+            `epoch` and the means are those of the last step that counts; -1 if there is none.
     """
 
     rehearse: Callable[[], BodyRehearsal] | None = None
