@@ -187,14 +187,12 @@ class KeptProgram:
         time, or None. Collective if there is a `team`: values that `on_begin` sets differently on
         each worker, such as its rank, stay as they are.
         """
-        drawn = None
-        if team is not None:
-            self.compare(team)
+        drawn, values = None, None if team is None else self.compare(team)
         if self._loaded is not None and self.is_continued(loop):
             self._apply(self._loaded)
-            drawn = self.drawn
+            drawn, values = self.drawn, None
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now
-        self._after = tree_map(_kept_apart, self._changed())
+        self._after = tree_map(_kept_apart, self._changed() if values is None else values)
         self._left_at_first = dict(self._left)
         return drawn
 
@@ -236,23 +234,24 @@ class KeptProgram:
         values = {k: v for k, v in state["values"].items() if _is_of_optimizer(k)}
         self._apply({**state, "values": values}, only=_is_of_optimizer)
 
-    def compare(self, team: Team, *, have_all: bool = True) -> None:
-        """Raise for values that differ between workers or cannot be carried. Collective.
+    def compare(self, team: Team, *, have_all: bool = True) -> dict[str, Any] | None:
+        """Return what has changed; None if some of it differs between workers. Collective.
 
+        Raises an error for values that may not differ, and for those that cannot be carried.
         Values that only callbacks read may differ, such as times: they are local to each worker
         from then on. Unless all workers `have_all`, only the leader has the optimizer's changes.
         """
-        values = self._changed()
+        values = changed = self._changed()
         if not have_all:
             values = {k: v for k, v in values.items() if not _is_of_optimizer(k)}
         if team.size == 1:
-            return
+            return changed
         number = _number_of(values)
         votes = None
         while votes is None:
             votes = team.vote(number, "state of the program")
         if len(set(votes.values())) == 1:
-            return
+            return changed
         packed = {f"{key}\0{slot}": part for key, slot, part in _parts(values)}
         # Workers read different samples, and generators are seeded before each.
         of_passes = {key for key, place in self._places.items() if place.is_read_in_passes}
@@ -277,6 +276,7 @@ class KeptProgram:
                     raise _unlike(path, first, rank)
                 if isinstance(packed.get(part), Mapping):
                     self._alone.add(path)
+        return None
 
     # What has changed
 

@@ -8,6 +8,7 @@ Ullman: Compilers, section 9.2.5).
 from __future__ import annotations
 
 import dis
+import functools
 import gc
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -21,6 +22,7 @@ _WRITES: tuple[str, ...] = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_D
 _WRITES += ("DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL", "DELETE_DEREF")
 _PARTS = 16  # of a `zip`
 _STORES = {number for name, number in dis.opmap.items() if name.startswith("STORE")}
+_CACHE, _GET_ITER = dis.opmap["CACHE"], dis.opmap["GET_ITER"]
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
@@ -53,6 +55,15 @@ def orders_by_hash(code: CodeType) -> bool:
     return makes_sets or bool(by_name) or any(map(orders_by_hash, inner))
 
 
+def is_looped_over(frame: FrameType) -> bool:
+    """Return whether a `for` takes what the frame's current instruction returns, with no iterator
+    around it."""
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while code[at] == _CACHE:
+        at += 2
+    return code[at] == _GET_ITER
+
+
 def iterators_around(steps: Any) -> list[str]:
     """Return the names of builtin iterators around a generator that count, such as `enumerate`."""
     found, inner = list[str](), [steps]
@@ -83,21 +94,29 @@ def has_stored(frame: FrameType | None, since: int) -> bool:
 
 def takes_in_a_loop(frame: FrameType) -> bool:
     """Return whether a frame takes its next step by `for` or `next` and stores it in variables."""
-    code = frame.f_code
+    return _takes_in_a_loop(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_in_a_loop(code: CodeType, lasti: int) -> bool:
     at = {each.offset: each.opname for each in dis.get_instructions(code)}
-    opname = at[max((offset for offset in at if offset <= frame.f_lasti), default=0)]
+    opname = at[max((offset for offset in at if offset <= lasti), default=0)]
     is_whole = not code.co_name.startswith("<") or code.co_name == "<module>"
     return is_whole and (opname == "FOR_ITER" or "next" in code.co_names)
 
 
-def live_variables(frame: FrameType) -> set[str]:
+def live_variables(frame: FrameType) -> frozenset[str]:
     """Return the names of variables that may be read before they are set again."""
-    code = frame.f_code
+    return _live_from(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=256)
+def _live_from(code: CodeType, lasti: int) -> frozenset[str]:
     instructions = list(dis.get_instructions(code))
     at = {each.offset: index for index, each in enumerate(instructions)}
     live: set[str] = set()
     # The frame may be at an instruction's caches, which are not listed.
-    here = max((offset for offset in at if offset <= frame.f_lasti), default=0)
+    here = max((offset for offset in at if offset <= lasti), default=0)
     waiting = [(at[here], frozenset[str]())]
     seen: dict[int, frozenset[str]] = {}
     while waiting:
@@ -120,7 +139,7 @@ def live_variables(frame: FrameType) -> set[str]:
             if each.opname in _ENDS:
                 break
             index += 1
-    return live | _read_by_inner(code)
+    return frozenset(live | _read_by_inner(code))
 
 
 def _names_of(each: dis.Instruction) -> tuple[str, ...]:

@@ -48,7 +48,13 @@ from unisono.engine.step.records import PhaseTimers
 from unisono.programs.forked import ForkedCopy
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.kept import KEY, KeptProgram
-from unisono.programs.live import frames_of_loop, has_stored, iterators_around, takes_in_a_loop
+from unisono.programs.live import (
+    frames_of_loop,
+    has_stored,
+    is_looped_over,
+    iterators_around,
+    takes_in_a_loop,
+)
 from unisono.programs.walk import VISITED_AT_MOST, programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
@@ -123,7 +129,8 @@ def begin_loop(
     itself: list[Callable[[], Any]] = []
     asked_at = -1 if frame is None else frame.f_lasti
     steps = steps_of(run, plan, plan.fetch(), itself, asked_at)
-    itself.append(weakref.ref(steps))
+    if frame is None or not is_looped_over(frame):
+        itself.append(weakref.ref(steps))
     return steps
 
 
@@ -186,7 +193,8 @@ def steps_of(
 ) -> Generator[Step, None, None]:
     """Yield the steps of one loop. Collective: every rank uses every step, in the same order.
 
-    `itself` refers to this generator; `asked_at` is where the program's frame stood before it.
+    `itself` refers to this generator if iterators may be around it; `asked_at` is where the
+    program's frame stood before it.
     """
     if run.is_over(plan.totals):
         report_over(run, plan.totals)
@@ -259,7 +267,8 @@ def steps_of(
             if num_steps == 1 and not run.functions:
                 report_loop(run, step)
                 is_new = run.loops_seen[_place_of(consumer)] <= 1
-                if is_new and (around := iterators_around(itself[0]())):  # this is slow
+                # This is slow.
+                if is_new and itself and (around := iterators_around(itself[0]())):
                     run.say_once(_COUNTED.format(around[0]))
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
@@ -17,6 +18,7 @@ from unisono.engine.step.records import Phase, StepMeans, UndoneMeans
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.programs.holders import is_iterator
+from unisono.programs.live import is_looped_over
 from unisono.runtime.device import host
 from unisono.runtime.habits import attributes_met
 from unisono.runtime.training_progress import now
@@ -80,7 +82,7 @@ class Step(DoneStep):
 
     def _begin(self) -> None:
         self._waiting: int | None = None
-        self._newest, self._taken = 0, False
+        self._newest, self._taken, self._is_looped_over = 0, False, False
         self._rehearsal: BodyRehearsal | None = None
         self._given_out: Iterator[Any] = iter(())
         self._done: set[int] = set()
@@ -126,7 +128,7 @@ class Step(DoneStep):
                 f"`step.shards` can be iterated only once per step, but is iterated again in step "
                 f"{self.number}: do everything with a batch inside that loop."
             )
-        self._taken = True
+        self._taken, self._is_looped_over = True, is_looped_over(sys._getframe(1))
         self._given_out = batches = self._batches()
         return batches
 
@@ -137,8 +139,7 @@ class Step(DoneStep):
         while more is not None:
             yield from self._compute(more)
             if self._rehearsal is not None:
-                is_within = any(map(is_iterator, gc.get_referrers(self._given_out)))
-                yield from self._rehearsal.once_more(self._start_again, is_within=is_within)
+                yield from self._rehearsal.once_more(self._start_again, is_within=self._is_within)
                 self._end_rehearsal()
             if self._loader.copies_early:
                 # While the device computes the last shard, before this worker waits for others.
@@ -150,6 +151,13 @@ class Step(DoneStep):
         self._have_all_arrived = True
         if self._engine.records.bad and (shard := failing_shard(self._engine)) in self._done:
             yield from self._explain(shard)
+
+    @property
+    def _is_within(self) -> bool:
+        """Whether the program takes batches through an iterator, such as `enumerate`."""
+        if self._is_looped_over:
+            return False
+        return any(map(is_iterator, gc.get_referrers(self._given_out)))  # this is slow
 
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
         for shard in shards:

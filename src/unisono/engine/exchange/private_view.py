@@ -15,6 +15,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -24,6 +25,7 @@ from unisono.engine.exchange.arena import Region, in_pages, size_of
 from unisono.errors import MismatchError
 from unisono.runtime.workers.memory import Memory, give_pages_back
 from unisono.runtime.workers.team import Team
+from unisono.runtime.world import per_process
 
 Ranges = list[tuple[int, int]]
 """Bytes from where to where, in whole pages, in order."""
@@ -154,13 +156,17 @@ class PrivateView:
 
     def _ask_the_kernel(self) -> None:
         """Use the kernel's page map from now on, if it reports a test write exactly."""
-        before, faults = self._look_at_pages(), _faults()
-        self._bytes[:1] += 0
-        has_counted, found = _faults() > faults, self._look_at_pages()
-        self.forget(found)
-        if before == [] and found == [(0, _PAGE)] and self._look_at_pages() == []:
+        kernel = per_process(_Kernel)
+        if not kernel.is_known:
+            before, faults = self._look_at_pages(), _faults()
+            self._bytes[:1] += 0
+            kernel.counts_faults, found = _faults() > faults, self._look_at_pages()
+            self.forget(found)
+            is_exact = before == [] and found == [(0, _PAGE)] and self._look_at_pages() == []
+            kernel.is_known, kernel.is_exact = True, is_exact
+        if kernel.is_exact:
             self._look = PrivateView._look_at_pages
-            if has_counted:
+            if kernel.counts_faults:
                 self._num_faults = _faults
 
     def _look_at_pages(self) -> Ranges:
@@ -174,6 +180,15 @@ class PrivateView:
         """Return the pages that differ, comparing all bytes; used without a page map."""
         here, there = (np.frombuffer(view, np.uint64) for view in self._both)
         return _ranges((here != there).reshape(-1, _PAGE // 8).any(1))
+
+
+@dataclass
+class _Kernel:
+    """What the kernel reports of writes to private pages, as far as a view has tried it."""
+
+    is_known: bool = False
+    is_exact: bool = False
+    counts_faults: bool = False
 
 
 def _faults() -> int:
