@@ -190,6 +190,15 @@ def evaluation() -> Iterator[Figure]:
             yield Figure(what, own[key], plain[key], 0.9 * plain[key], is_rate=True)
 
 
+def loops() -> Iterator[Figure]:
+    """Programs of many short loops: what a loop of five steps costs beyond its steps."""
+    for way, aim_ms in (("", 1.0), (" fit", 3.0)):
+        for net, size in (("small", "12 k"), ("large", "0.8 M")):
+            for workers, ways in (("one worker", plainly), ("two workers", on_two)):
+                what = f"a short{way or ' loop'}, {size} parameters, {workers}: ms beyond its steps"
+                yield Figure(what, ways("loops", net + way).costs["loop_ms"], None, aim_ms)
+
+
 def small() -> Iterator[Figure]:
     """Costs of a shard, of an event file, of the start."""
     yield Figure(
@@ -210,7 +219,7 @@ def small() -> Iterator[Figure]:
     yield Figure("import and first step, two workers, s", own_s, other_s, 0.8 * other_s)
 
 
-GROUPS = {one.__name__: one for one in (training, data, state, samples, evaluation, small)}
+GROUPS = {one.__name__: one for one in (training, data, state, samples, evaluation, loops, small)}
 
 
 def main() -> int:

@@ -206,6 +206,50 @@ def shard(side: str, folder: Path) -> None:
     cost("shard_ms", 1000 * ((steps_s[18] - steps_s[2]) / 16 - passes_s))
 
 
+LOOP_WIDTHS = {"small": (64, 128, 32), "large": (256, 1024, 512)}  # 12,448 and 787,968 parameters
+NUM_LOOPS, LOOP_STEPS, LOOP_BATCH = 60, 5, 64
+
+
+def loops(side: str, folder: Path) -> None:
+    """Train in many short loops, and in one of as many steps; `side` is a net, and `fit` or not."""
+    name, _, way = side.partition(" ")
+    before, inner, after = LOOP_WIDTHS[name]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(before, inner), nn.ReLU(), nn.Linear(inner, after))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    rows = LOOP_BATCH * LOOP_STEPS
+    data = TensorDataset(torch.randn(rows, before), torch.randn(rows, after))
+    if way:
+        trainer = unisono.Trainer(model, optimizer, squares, shards=2)
+    else:
+        run = unisono.Run(model, optimizer, shards=2)
+
+    def train(steps: int) -> None:
+        if way:
+            trainer.fit(data, batch_size=LOOP_BATCH, steps=steps)
+            return
+        for step in run.steps(data, batch_size=LOOP_BATCH, steps=steps):
+            with step:
+                for inputs, targets in step.shards:
+                    step.backward(F.mse_loss(model(inputs), targets))
+
+    done, times_s = 0, dict[int, list[float]]({1: [], NUM_LOOPS: []})
+    for num_loops in [1, *[1, NUM_LOOPS] * 3]:
+        start_s = time.perf_counter()
+        for _ in range(num_loops):
+            done += LOOP_STEPS * NUM_LOOPS // num_loops
+            train(done)
+        times_s[num_loops].append(time.perf_counter() - start_s)
+    if unisono.world().rank == 0:
+        more_s = min(times_s[NUM_LOOPS]) - min(times_s[1])
+        cost("loop_ms", more_s / NUM_LOOPS * 1e3)
+
+
+def squares(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    inputs, targets = batch
+    return F.mse_loss(model(inputs), targets)
+
+
 def best(action: Any, times: int) -> float:
     """Give the middle of so many times, in seconds."""
     seen = []
@@ -266,7 +310,7 @@ PROGRAMS = {
     one.__name__: one
     for one in (
         *(launched, shared, large_state, many_samples, few_samples),
-        *(sweeps, shard, events, first_step),
+        *(sweeps, shard, loops, events, first_step),
     )
 }
 
