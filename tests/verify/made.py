@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from unisono.tools.verify.trace import (
+    Forward,
     Gradient,
-    Micro,
     ModelState,
+    Note,
     OptimizerStep,
     RankTrace,
     TwoRuns,
@@ -25,6 +27,14 @@ def mixed(weights: Sequence[float], vectors: Sequence[Vector] = LOCAL) -> Vector
     return tuple(np.array(weights) @ np.array(vectors))
 
 
+def ran(*records: object, rank: int = 0, how: str = "ended") -> RankTrace:
+    """Make the trace of a rank whose program ended."""
+    return RankTrace(rank, (*records, Note("end", how)))
+
+
+ALONE = ran()  # one rank that did nothing
+
+
 def gradient(final: Vector, *passes: Vector, clipped: Vector | None = None) -> Gradient:
     """Make a gradient."""
     return Gradient(final, passes, clipped, len(final))
@@ -36,15 +46,15 @@ def step(
     *,
     number: int = 0,
     state: ModelState | None = None,
-    **fields: object,
+    **fields: Any,
 ) -> OptimizerStep:
     """Make a step of one pass."""
     return OptimizerStep(
         number=number,
         gradients=gradients,
-        micros=(Micro(tuple(samples)),),
+        passes=(Forward(samples=tuple(samples)),),
         state=state or ModelState({"w": "start"}),
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 
@@ -53,24 +63,14 @@ def two_ranks(
     ones: Vector | None = None,
     *,
     samples: Sequence[Sequence[str]] = SAMPLES,
-    **fields: object,
+    **fields: Any,
 ) -> TwoRuns:
     """Make two ranks that take one step each, and one that takes it on all samples."""
     ranks = tuple(
-        RankTrace(
-            rank,
-            (
-                step(
-                    {"w": gradient(finals[rank], LOCAL[rank])},
-                    samples[rank],
-                    **fields,  # type: ignore[arg-type]
-                ),
-            ),
-        )
+        ran(step({"w": gradient(finals[rank], LOCAL[rank])}, samples[rank], **fields), rank=rank)
         for rank in range(2)
     )
-    one = RankTrace()
-    if ones is not None:
-        everything = [sample for of_rank in samples for sample in of_rank]
-        one = RankTrace(0, (step({"w": gradient(ones, ones)}, everything),))
-    return TwoRuns(ranks, one)
+    if ones is None:
+        return TwoRuns(ranks, ALONE)
+    everything = [sample for of_rank in samples for sample in of_rank]
+    return TwoRuns(ranks, ran(step({"w": gradient(ones, ones)}, everything)))

@@ -1,10 +1,11 @@
 import math
 
 import pytest
+from tests.verify.made import ALONE, ran
 
 from unisono.tools.verify.bit_checks import check_exact, check_states
 from unisono.tools.verify.findings import in_order
-from unisono.tools.verify.trace import ModelState, OptimizerStep, RankTrace, TwoRuns
+from unisono.tools.verify.trace import ModelState, OptimizerStep, TwoRuns
 
 
 def run(world_size, changes=()):
@@ -62,14 +63,9 @@ def test_runs_without_a_common_step_say_nothing():
     assert first({1: run(1), 2: {}})[1] == "unknown"
 
 
-ALONE = RankTrace()  # one rank that did nothing
-
-
 def trace(lrs=(0.1,) * 12, *, ticks=1, **fields):
-    return RankTrace(
-        steps=tuple(
-            OptimizerStep(number=at, lr=(lr,), ticks=ticks, **fields) for at, lr in enumerate(lrs)
-        )
+    return ran(
+        *(OptimizerStep(number=at, lr=(lr,), ticks=ticks, **fields) for at, lr in enumerate(lrs))
     )
 
 
@@ -136,8 +132,8 @@ def test_replicas(names, expected):
 def test_parameters_of_one_rank_are_as_near_as_rounding_or_unknown(theirs, expected):
     def moved(*ends):
         state = ModelState({"w": "same"})
-        return RankTrace(
-            steps=tuple(
+        return ran(
+            *(
                 OptimizerStep(number=n, lr=(0.1,), parameters={"w": end}, state=state)
                 for n, end in enumerate(ends)
             )

@@ -1,15 +1,10 @@
 import pytest
+from tests.verify.made import ALONE, ran
 
 from unisono.tools.verify.findings import ok, wrong
 from unisono.tools.verify.print_hooks import numbers_in
 from unisono.tools.verify.sample_checks import check_evaluations, with_means_of_evaluations
-from unisono.tools.verify.trace import (
-    Collective,
-    EvaluationPass,
-    Iteration,
-    RankTrace,
-    TwoRuns,
-)
+from unisono.tools.verify.trace import Collective, EvaluationPass, Iteration, Loader, TwoRuns
 
 GATHERED_COUNTS = Collective("all_gather", (2.0, 3.0, 1.0, 3.0))  # right, of so many
 GATHERED_CLASSES = Collective("all_gather", (3.0, 3.0, 3.0, 3.0, 3.0, 3.0))
@@ -17,16 +12,11 @@ SUM_OF_COUNTS = Collective("all_reduce", (3.0, 6.0))
 
 
 def verdicts(samples, calls=(), *, one=None, how="ended"):
-    ranks = tuple(
-        RankTrace(
-            evaluations=(EvaluationPass(tuple(of_rank), tuple(of_rank), (), tuple(calls)),)
-            if of_rank
-            else (),
-            how=how,
-        )
+    ranks = [
+        ran(*[EvaluationPass(of_rank, of_rank, (), calls)][: len(of_rank)], how=how)
         for of_rank in samples
-    )
-    alone = RankTrace() if one is None else RankTrace(evaluations=(EvaluationPass(tuple(one)),))
+    ]
+    alone = ALONE if one is None else ran(EvaluationPass(one))
     found = check_evaluations(TwoRuns(ranks, alone))
     return tuple(finding.verdict for finding in found)
 
@@ -63,9 +53,10 @@ def test_nothing_to_evaluate():
     ("num_epochs", "num_idle", "expected"), [(3, 0, "ok"), (1, 0, "unknown"), (3, 1, "unknown")]
 )
 def test_a_program_without_an_evaluation_is_verified(num_epochs, num_idle, expected):
-    epochs = tuple(Iteration(epoch=epoch) for epoch in range(num_epochs))
-    ranks = (RankTrace(iterations=epochs, num_idle=num_idle, how="stopped"),) * 2
-    found = check_evaluations(TwoRuns(ranks))
+    epochs = [Iteration(epoch=epoch) for epoch in range(num_epochs)]
+    loaders = [Loader(number) for number in range(1 + num_idle)]
+    ranks = [ran(*loaders, *epochs, how="stopped")] * 2
+    found = check_evaluations(TwoRuns(ranks, ALONE))
     assert [finding.verdict for finding in found] == [expected] * 2
 
 
@@ -83,11 +74,8 @@ def test_a_program_without_an_evaluation_is_verified(num_epochs, num_idle, expec
 )
 def test_what_is_printed_tells_whether_repeats_count(printed, of_one, expected):
     gathered = (Collective("all_gather"),)
-    ranks = tuple(
-        RankTrace(evaluations=(EvaluationPass(tuple(s), tuple(s), (), gathered, printed),))
-        for s in ("abc", "dea")
-    )
-    one = RankTrace(evaluations=(EvaluationPass(tuple("abcde"), tuple("abcde"), printed=of_one),))
+    ranks = [ran(EvaluationPass(s, s, (), gathered, printed)) for s in ("abc", "dea")]
+    one = ran(EvaluationPass("abcde", "abcde", printed=of_one))
     found = check_evaluations(TwoRuns(ranks, one))[1]
     assert (found.check, found.verdict) == ("evaluation-counts-twice", expected)
 
@@ -99,11 +87,8 @@ def test_numbers_are_found_in_what_is_printed():
 
 
 def test_an_evaluation_that_was_cut_off_is_not_judged():
-    ranks = tuple(
-        RankTrace(evaluations=(EvaluationPass(tuple(s), is_finished=False),), how="stopped")
-        for s in ("ab", "cd")
-    )
-    found = check_evaluations(TwoRuns(ranks))
+    ranks = [ran(EvaluationPass(s, is_finished=False), how="stopped") for s in ("ab", "cd")]
+    found = check_evaluations(TwoRuns(ranks, ALONE))
     assert [finding.verdict for finding in found] == ["unknown", "unknown"]
 
 
@@ -122,16 +107,10 @@ def total(samples):
 def run(samples, number, joined, name="all_reduce"):
     """Make the trace of each rank, which puts one number together."""
     given = [number(of_rank) for of_rank in samples]
-    return tuple(
-        RankTrace(
-            evaluations=(
-                EvaluationPass(
-                    rows=tuple(of_rank), collectives=(Collective(name, (joined(given),), (one,)),)
-                ),
-            ),
-        )
-        for of_rank, one in zip(samples, given, strict=True)
-    )
+    return [
+        ran(EvaluationPass(rows=rows, collectives=[Collective(name, [joined(given)], [one])]))
+        for rows, one in zip(samples, given, strict=True)
+    ]
 
 
 def verdict(samples, number, joined=sum, findings=ALL_WELL, together="abcde", **fields):
@@ -177,7 +156,7 @@ def test_beside_a_mistake_and_in_gathered_results_none_is_looked_for():
 
 
 def test_a_run_on_one_rank_that_calls_nothing_is_no_evidence():
-    one = RankTrace(evaluations=(EvaluationPass(rows=tuple("abcde")),))
+    one = ran(EvaluationPass(rows="abcde"))
     seen = TwoRuns(run(("abc", "de"), mean, sum), one)
     assert with_means_of_evaluations(ALL_WELL, seen) == ALL_WELL
-    assert with_means_of_evaluations(ALL_WELL, TwoRuns(seen.ranks)) == ALL_WELL
+    assert with_means_of_evaluations(ALL_WELL, TwoRuns(seen.ranks, ALONE)) == ALL_WELL

@@ -1,10 +1,10 @@
 import pytest
-from tests.verify.made import LOCAL, gradient, mixed, step, two_ranks
+from tests.verify.made import ALONE, LOCAL, gradient, mixed, ran, step, two_ranks
 
 from unisono.tools.verify.digests import relation, tolerance, weights
 from unisono.tools.verify.findings import GRADIENT_CHECKS
 from unisono.tools.verify.gradient_checks import check_gradients
-from unisono.tools.verify.trace import Micro, ModelState, OptimizerStep, RankTrace, TwoRuns
+from unisono.tools.verify.trace import Forward, ModelState, OptimizerStep, TwoRuns
 
 MEAN = mixed((0.5, 0.5))
 SUM = mixed((1.0, 1.0))
@@ -20,7 +20,7 @@ def verdicts(seen):
 
 def each_rank(make):
     """Make two ranks, each with the step that `make` gives for its number."""
-    return tuple(RankTrace(rank, (make(rank),)) for rank in range(2))
+    return [ran(make(rank), rank=rank) for rank in range(2)]
 
 
 def test_every_check_gets_one_finding():
@@ -65,7 +65,7 @@ def test_rounding_is_larger_in_bfloat16_and_after_many_steps():
 
 def test_other_samples_say_nothing_about_weights():
     seen = two_ranks((MEAN, MEAN), mixed((0.9, 0.1)))
-    others = RankTrace(0, (step(seen.one.steps[0].gradients, "xyzu"),))
+    others = ran(step(seen.one.of(OptimizerStep)[0].gradients, "xyzu"))
     found = verdicts(TwoRuns(seen.ranks, others))
     assert found["weights-of-tokens"] == found["gradient-times-n"] == "unknown"
     assert found["gradients-not-averaged"] == "ok"
@@ -73,7 +73,7 @@ def test_other_samples_say_nothing_about_weights():
 
 def test_other_parameters_at_the_start_say_nothing():
     seen = two_ranks((SUM, SUM), MEAN)
-    one = RankTrace(0, (step(seen.one.steps[0].gradients, "abcd", state=ModelState({"w": "x"})),))
+    one = ran(step(seen.one.of(OptimizerStep)[0].gradients, "abcd", state=ModelState({"w": "x"})))
     assert wrong_ones(TwoRuns(seen.ranks, one)) == []
 
 
@@ -99,7 +99,7 @@ def test_one_parameter_that_is_left_out_is_named():
         return step({"body": gradient(MEAN, LOCAL[rank]), "head.bias": own})
 
     ranks = each_rank(make)
-    (finding,) = [f for f in check_gradients(TwoRuns(ranks)) if f.verdict == "wrong"]
+    (finding,) = [f for f in check_gradients(TwoRuns(ranks, ALONE)) if f.verdict == "wrong"]
     assert finding.check == "parameter-not-averaged"
     assert "`head.bias`" in finding.evidence
 
@@ -116,21 +116,21 @@ def test_one_parameter_that_is_left_out_is_named():
 def test_accumulated_passes_that_are_not_all_averaged(finals, no_sync, expected):
     def make(rank):
         gradients = {"w": gradient(finals[rank], LOCAL[rank], LOCAL[rank])}
-        micros = (Micro(("a",)), Micro(("b",)))
-        return OptimizerStep(gradients=gradients, micros=micros, no_sync=no_sync)
+        passes = (Forward(samples="a"), Forward(samples="b"))
+        return OptimizerStep(gradients=gradients, passes=passes, no_sync=no_sync)
 
-    assert wrong_ones(TwoRuns(each_rank(make))) == expected
+    assert wrong_ones(TwoRuns(each_rank(make), ALONE)) == expected
 
 
 def test_clipping_own_gradients_is_named_even_if_it_changes_nothing():
     ranks = each_rank(lambda n: step({"w": gradient(MEAN, LOCAL[n], clipped=LOCAL[n])}))
-    assert wrong_ones(TwoRuns(ranks)) == ["clip-before-average"]
+    assert wrong_ones(TwoRuns(ranks, ALONE)) == ["clip-before-average"]
 
 
 def test_clipping_the_average_is_right():
     clipped = mixed((0.1, 0.1))
     ranks = each_rank(lambda n: step({"w": gradient(clipped, LOCAL[n], clipped=MEAN)}, "ab"))
-    one = RankTrace(0, (step({"w": gradient(mixed((0.2, 0.2)), MEAN, clipped=MEAN)}, "ab"),))
+    one = ran(step({"w": gradient(mixed((0.2, 0.2)), MEAN, clipped=MEAN)}, "ab"))
     assert set(verdicts(TwoRuns(ranks, one)).values()) == {"ok"}
 
 
@@ -141,11 +141,11 @@ def test_averaged_parameters_take_the_place_of_averaged_gradients():
         second = step(
             {"w": gradient(LOCAL[number], LOCAL[number])}, number=1, state=ModelState({"w": "mean"})
         )
-        return RankTrace(number, (first, second))
+        return ran(first, second, rank=number)
 
-    found = verdicts(TwoRuns((rank(0), rank(1))))
+    found = verdicts(TwoRuns((rank(0), rank(1)), ALONE))
     assert found["gradients-not-averaged"] == "unknown"
-    first_alone = TwoRuns(tuple(RankTrace(n, rank(n).steps[:1]) for n in range(2)))
+    first_alone = TwoRuns([ran(*rank(n).of(OptimizerStep)[:1]) for n in range(2)], ALONE)
     assert verdicts(first_alone)["gradients-not-averaged"] == "wrong"
 
 
@@ -158,14 +158,14 @@ def test_a_parameter_that_no_module_has_is_not_thought_to_be_averaged_later():
         }
         later = ModelState({"w": "same"})
         steps = [step(gradients, number=n, parameters=after, state=later) for n in range(2)]
-        return RankTrace(number, tuple(steps))
+        return ran(*steps, rank=number)
 
-    assert wrong_ones(TwoRuns((rank(0), rank(1)))) == ["parameter-not-averaged"]
+    assert wrong_ones(TwoRuns((rank(0), rank(1)), ALONE)) == ["parameter-not-averaged"]
 
 
 def test_ranks_that_update_different_parameters_are_not_judged():
     ranks = each_rank(lambda n: step({f"w{n}": gradient(LOCAL[n], LOCAL[n])}))
-    assert set(verdicts(TwoRuns(ranks)).values()) == {"unknown"}
+    assert set(verdicts(TwoRuns(ranks, ALONE)).values()) == {"unknown"}
 
 
 def test_relations_and_weights():

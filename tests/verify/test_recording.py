@@ -19,8 +19,24 @@ from unisono.tools.verify.digests import (
     sketch_of,
 )
 from unisono.tools.verify.module_hooks import name_without_wrappers
-from unisono.tools.verify.reading import Identities, RawTrace, read_trace
+from unisono.tools.verify.reading import Identities, resolve
 from unisono.tools.verify.recorder import copy_folder, unlink_target
+from unisono.tools.verify.trace import (
+    Backward,
+    Collective,
+    Contents,
+    EvaluationPass,
+    Forward,
+    Gradient,
+    Iteration,
+    Loader,
+    ModelState,
+    Note,
+    OptimizerStep,
+    RankTrace,
+    line_of,
+    read_trace,
+)
 from unisono.tools.verify.verifier import feed_of
 
 
@@ -70,7 +86,7 @@ def test_contents_do_not_depend_on_generators_and_leave_them_alone():
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert contents_of(Augmented()) == first
-    assert len(set(first.values())) == 5
+    assert len(set(first)) == 5
 
 
 class Broken(Dataset):
@@ -84,7 +100,7 @@ class Broken(Dataset):
 
 
 def test_a_dataset_that_cannot_be_read_has_fewer_contents():
-    assert list(contents_of(Broken())) == [0]
+    assert len(contents_of(Broken())) == 1
 
 
 def test_subsets_of_subsets_lead_to_the_dataset():
@@ -102,12 +118,15 @@ def test_wrappers_leave_no_trace_in_names():
 
 
 def rank(number, kept, contents, batch_size=2):
-    trace = RawTrace(number)
-    trace.loaders[0] = {"dataset": 0, "batch_size": batch_size, "base_length": len(contents)}
-    trace.epochs[0, 0] = {"kept": kept}
-    trace.contents[0] = dict(enumerate(contents))
-    trace.lengths[0] = len(contents)
-    return trace
+    indices = [index for batch in kept for index in batch]
+    return RankTrace(
+        number,
+        (
+            Loader(0, 0, len(contents), batch_size),
+            Iteration(indices=indices, kept=kept),
+            Contents(0, len(contents), contents),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,22 +149,61 @@ def test_parts_that_ranks_made_for_themselves_are_known_by_content():
     fed = feed_of([rank(0, [[0, 1]], "ab"), rank(1, [[1, 0]], "cd")])
     assert fed["epochs"]["0/0"] == [[[0, "a"], [1, "b"], [1, "d"], [0, "c"]]]
     assert fed["lengths"] == {"0": -1}
-    assert Identities(ranks).name(ranks[1], 0, [0]) == ("c",)
+    assert Identities(ranks).name(ranks[1], 0, [0]) == ["c"]
 
 
 def test_equal_samples_are_told_apart_by_their_index():
     ranks = [rank(0, [], "aab"), rank(1, [], "aab")]
-    assert Identities(ranks).name(ranks[0], 0, [0, 1]) == ("0:0", "0:1")
+    assert Identities(ranks).name(ranks[0], 0, [0, 1]) == ["0:0", "0:1"]
     others = [rank(0, [], "aab"), rank(1, [], "xxy")]
     assert Identities(others).name(others[0], 0, [0]) is None
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path):
-    (tmp_path / "rank0.jsonl").write_text('{"t": "end", "how": "ended"}\n{"t": "st')
+def test_records_are_read_as_they_were_written_but_a_line_that_was_cut_off(tmp_path):
+    gradients = {"t": Gradient([1.5], [[0.5], [1.0]]), "kind": Gradient([2.0], [], [3.0])}
+    step = OptimizerStep(
+        lr=[0.1], gradients=gradients, state=ModelState({"w": "a"}), backwards=[0, 1]
+    )
+    records = [Forward(0, [0, 1, 2], ["a"]), Backward(0, draws=True), step, Note("end", "ended")]
+    lines = "".join(map(line_of, records))
+    (tmp_path / "rank0.jsonl").write_text(lines + lines[:20])
     trace = read_trace(tmp_path, 0)
-    assert trace.how == "ended"
-    assert len(trace.events) == 1
-    assert read_trace(tmp_path, 1).events == []
+    assert (trace.records, trace.how, trace.num_steps) == (records, "ended", 1)
+    assert read_trace(tmp_path, 1).records == []
+
+
+def test_passes_belong_to_the_step_behind_them_and_the_rest_is_evaluation():
+    at_train, at_eval = [0, 0, 0], [1, 0, 0]
+    trace = RankTrace(
+        0,
+        [
+            Iteration(0, 0, 0, [0, 1], [[0], [1]]),
+            Iteration(1, 0, 0, [4], [[4]]),
+            Contents(0, 5, "abcde"),
+            Forward(0, at_train, ["x"]),
+            Backward(0, draws=True),
+            OptimizerStep(backwards=(0, 1)),
+            Collective("all_reduce", [1.0]),  # before the evaluation
+            Forward(1, at_eval, ["y"], is_training=False, may_train=False),
+            Note("printed", ["0.5"]),
+            Collective("all_reduce", [2.0]),
+            Forward(2, [0, 0, 1], ["z"]),
+            Backward(2),
+            Note("end", "stopped"),
+        ],
+    )
+    (read,) = resolve([trace])
+    (step,), (evaluation,) = read.of(OptimizerStep), read.of(EvaluationPass)
+    assert (step.samples, step.rows, step.draws) == (("a",), ("x",), True)
+    assert [(one.role, one.plan) for one in read.of(Iteration)] == [
+        ("train", ["a", "b"]),
+        ("eval", ["e"]),
+    ]
+    assert (evaluation.samples, evaluation.rows, evaluation.printed) == (["e"], ["y"], ["0.5"])
+    assert (evaluation.collectives, evaluation.is_finished) == (
+        [Collective("all_reduce", [2.0])],
+        True,
+    )
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ import pytest
 from unisono.tools.verify.bit_checks import (
     KINDS,
     Resumption,
-    bits_of,
     check_resumptions,
     compare,
 )
-from unisono.tools.verify.reading import RawTrace
 from unisono.tools.verify.recorder import Limits
 from unisono.tools.verify.trials import Program
 from unisono.tools.verify.verifier import verify
@@ -89,24 +87,6 @@ def test_verdicts(resumptions, expected):
     found = {f.check: f.verdict for f in check_resumptions(resumptions)}
     assert found.keys() == KINDS.keys()
     assert {check: found[check] for check in expected} == expected
-
-
-def test_steps_are_gathered_from_events():
-    trace = RawTrace(3)
-    trace.events = [
-        {"t": "f", "grad": True, "training": True, "rows": ["a"]},
-        {"t": "f", "grad": False, "training": False, "rows": ["validation"]},
-        {"t": "f", "grad": True, "training": True, "rows": ["b"]},
-        {"t": "step-bits", "bits": {"parameters": {"w": "1"}}},
-        {"t": "shard-bits", "shard": 1, "bits": {"samples": {"the batch": "c"}}},
-        {"t": "step-bits", "bits": {"parameters": {"w": "2"}}},
-    ]
-    found = bits_of([trace])
-    assert found[0, "parameters", 3] == {"w": "1"}
-    assert found[1, "parameters", 3] == {"w": "2"}
-    assert found[1, "samples", 1] == {"the batch": "c"}
-    assert len({str(found[step, "inputs", 3]) for step in range(2)}) == 2
-    assert not any("validation" in str(one) for one in found.values())
 
 
 MISTAKES = {

@@ -1,32 +1,30 @@
-from dataclasses import replace
-
 import pytest
+from tests.verify.made import ALONE, ran
 
 from unisono.tools.verify.sample_checks import check_samples
 from unisono.tools.verify.trace import (
     Collective,
     EvaluationPass,
+    Forward,
     Iteration,
-    Micro,
     OptimizerStep,
-    RankTrace,
     TwoRuns,
 )
 
-ALONE = RankTrace()  # one rank that did nothing
+
+def step(number=0, samples=(), rows=()):
+    """Make a step of one pass."""
+    return OptimizerStep(number=number, passes=[Forward(samples=samples, rows=rows)])
 
 
-def trace(plan, *, orders=("one", "two"), role="train", **fields):
+def trace(plan, *more, orders=("one", "two"), role="train", how="ended", **fields):
     """Make a rank that reads `plan` in each of two epochs, two samples a step."""
-    steps = [
-        OptimizerStep(number=at // 2, micros=(Micro(tuple(plan[at : at + 2])),))
-        for at in range(0, len(plan), 2)
-    ]
-    iterations = tuple(
-        Iteration(epoch=epoch, role=role, plan=tuple(plan), order=order, **fields)
+    steps = [step(at // 2, plan[at : at + 2]) for at in range(0, len(plan), 2)]
+    iterations = [
+        Iteration(epoch=epoch, role=role, plan=plan, order=order, **fields)
         for epoch, order in enumerate(orders)
-    )
-    return RankTrace(steps=tuple(steps), iterations=iterations)
+    ]
+    return ran(*more, *steps, *iterations, how=how)
 
 
 def verdicts(ranks, one=ALONE):
@@ -51,19 +49,16 @@ def test_samples_of_ranks(plans, expected):
 @pytest.mark.parametrize("fields", [{"replaces": True}, {"is_sliced": True}])
 def test_reading_all_is_right_where_it_is_drawn_or_sliced(fields):
     ranks = [trace("abcd", **fields), trace("badc", **fields)]
-    ranks[1] = RankTrace(
-        steps=tuple(OptimizerStep(number=n, micros=(Micro((f"other {n}",)),)) for n in range(2)),
-        iterations=ranks[1].iterations,
-    )
+    ranks[1] = ran(*(step(n, (f"other {n}",)) for n in range(2)), *ranks[1].of(Iteration))
     assert verdicts(ranks)["samples-same-on-all-ranks"] == "ok"
 
 
 @pytest.mark.parametrize(
     ("fields", "one", "expected"),
     [
-        ({"has_set_epoch": True}, RankTrace(), "wrong"),
-        ({"has_set_epoch": True, "is_sorted": True}, RankTrace(), "ok"),
-        ({}, RankTrace(), "ok"),  # an order of the program's own
+        ({"has_set_epoch": True}, ALONE, "wrong"),
+        ({"has_set_epoch": True, "is_sorted": True}, ALONE, "ok"),
+        ({}, ALONE, "ok"),  # an order of the program's own
         ({}, trace("abcd", orders=("one", "two")), "wrong"),  # which changes on one rank
         ({}, trace("abcd", orders=("one", "one")), "ok"),
     ],
@@ -76,7 +71,7 @@ def test_an_order_that_is_the_same_in_two_epochs(fields, one, expected):
 def test_an_order_that_changes_and_one_that_was_seen_once():
     ranks = [trace("abcd", has_set_epoch=True), trace("efgh", has_set_epoch=True)]
     assert verdicts(ranks)["epoch-order-fixed"] == "ok"
-    stopped = [RankTrace(iterations=rank.iterations[:1], how="stopped") for rank in ranks]
+    stopped = [ran(*rank.of(Iteration)[:1], how="stopped") for rank in ranks]
     assert verdicts(stopped)["epoch-order-fixed"] == "unknown"
 
 
@@ -92,7 +87,7 @@ def test_an_order_that_changes_and_one_that_was_seen_once():
     ],
 )
 def test_samples_that_are_left_out(plans, one, fields, expected):
-    alone = RankTrace() if one is None else trace(one, **fields)
+    alone = ALONE if one is None else trace(one, **fields)
     assert verdicts([trace(p, **fields) for p in plans], alone)["samples-lost"] == expected
 
 
@@ -107,12 +102,7 @@ def test_samples_that_are_left_out(plans, one, fields, expected):
 )
 def test_ranks_that_split_the_data_differently(trained, validated, expected):
     ranks = [
-        RankTrace(
-            iterations=(
-                Iteration(plan=tuple(train)),
-                Iteration(loader=1, role="eval", plan=tuple(valid)),
-            )
-        )
+        ran(Iteration(plan=train), Iteration(loader=1, role="eval", plan=valid))
         for train, valid in zip(trained, validated, strict=True)
     ]
     assert verdicts(ranks)["split-differs"] == expected
@@ -120,10 +110,7 @@ def test_ranks_that_split_the_data_differently(trained, validated, expected):
 
 def test_a_split_is_seen_in_what_the_model_is_given_too():
     ranks = [
-        RankTrace(
-            steps=(OptimizerStep(micros=(Micro(("?",), (train,)),)),),
-            evaluations=(EvaluationPass(samples=("?",), rows=(valid,)),),
-        )
+        ran(step(0, "?", train), EvaluationPass(samples="?", rows=valid))
         for train, valid in (("a", "b"), ("b", "c"))
     ]
     assert verdicts(ranks)["split-differs"] == "wrong"
@@ -140,10 +127,9 @@ def test_a_split_is_seen_in_what_the_model_is_given_too():
 )
 def test_samples_that_no_loader_gives_are_counted_by_what_the_model_gets(given, one, how, expected):
     def rank(rows):
-        micros = (Micro(tuple(rows), tuple(rows)),)
-        return RankTrace(steps=(OptimizerStep(micros=micros),), how=how)
+        return ran(step(0, rows, rows), how=how)
 
-    assert verdicts(map(rank, given), rank(one))["samples-lost"] == expected
+    assert verdicts([*map(rank, given)], rank(one))["samples-lost"] == expected
 
 
 @pytest.mark.parametrize(
@@ -171,9 +157,10 @@ LOSSES = ("all_reduce", [[0.5], [0.25]], [0.75])
 )
 def test_ranks_that_take_the_fewest_batches_of_all(counts, calls, expected):
     ranks = [
-        replace(
-            trace(plan, num_batches=n),
-            collectives=tuple(Collective(name, values, given[r]) for name, given, values in calls),
+        trace(
+            plan,
+            *(Collective(name, values, given[r]) for name, given, values in calls),
+            num_batches=n,
         )
         for r, (plan, n) in enumerate(zip(("abcd", "efgh"), counts, strict=True))
     ]
@@ -182,11 +169,8 @@ def test_ranks_that_take_the_fewest_batches_of_all(counts, calls, expected):
 
 def endless(rows, *, how="stopped"):
     """Make a rank that trains with `rows`, two a step, again and again, without a loader."""
-    steps = [
-        OptimizerStep(number=n, micros=(Micro((), tuple(rows[2 * n % len(rows) :][:2])),))
-        for n in range(len(rows))
-    ]
-    return RankTrace(steps=tuple(steps), how=how)
+    steps = [step(n, (), rows[2 * n % len(rows) :][:2]) for n in range(len(rows))]
+    return ran(*steps, how=how)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +187,6 @@ def test_samples_that_no_rank_comes_to_are_found_without_a_loader(ranks, one, ex
 
 
 def test_a_stream_that_never_repeats_is_not_judged():
-    steps = tuple(OptimizerStep(number=n, micros=(Micro((), (f"row {n}",)),)) for n in range(9))
-    ranks = [RankTrace(steps=steps[:4], how="stopped"), RankTrace(steps=steps[4:], how="stopped")]
-    assert verdicts(ranks, RankTrace(steps=steps, how="stopped"))["samples-lost"] == "unknown"
+    steps = [step(n, (), (f"row {n}",)) for n in range(9)]
+    ranks = [ran(*steps[:4], how="stopped"), ran(*steps[4:], how="stopped")]
+    assert verdicts(ranks, ran(*steps, how="stopped"))["samples-lost"] == "unknown"

@@ -17,6 +17,7 @@ from unisono.engine.state.optimizers import needs_closure
 from unisono.engine.state.run_state import RunState
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss_scaling import LossScaling
+from unisono.engine.step.shard_passes import ShardPasses
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import default_shards
 from unisono.programs.kept import KeptProgram
@@ -114,6 +115,7 @@ class RunContext:
         """Print one line once in the whole run, if this worker speaks for all."""
         if line not in self.told:
             self.told.add(line)
+            ShardPasses.watch.told(line)
             if self.team.position == 0 and not self.replicated_calls.is_behind:
                 self.say(line)
 

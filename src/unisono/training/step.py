@@ -168,6 +168,7 @@ class Step(DoneStep):
             if self._done and self._loader.runs_program:
                 self._engine.exchange.buffers.restore()  # a dataset may read them
             batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
+            self._engine.passes.watch.read(shard, batch)
             # After reading, so that what a dataset draws never shifts what the model draws.
             self._engine.start_shard(shard)
             self._waiting = self._newest = shard

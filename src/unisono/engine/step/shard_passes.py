@@ -23,6 +23,7 @@ from unisono.engine.step.combined_buffers import FIRST, CombinedBuffers
 from unisono.engine.step.gradients import Gradients, GradientStack
 from unisono.engine.step.loss import ShardLoss
 from unisono.engine.step.loss_scaling import LossScaling
+from unisono.engine.step.step_watch import StepWatch
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.programs.generators import OwnGenerators
@@ -41,6 +42,7 @@ class ShardPasses:
     combined from all shards, by name.
     """
 
+    watch = StepWatch()  # of all loops
     scaling: LossScaling | None = None
     shards: Sequence[int]
     stack: GradientStack
@@ -178,6 +180,7 @@ class ShardPasses:
         exchange = self._exchange
         for parameter in self.others:
             parameter.grad = None
+        self.watch.differentiated(shard, exchange.parameters)
         finished = self.stack.push(shard)
         for parameter in exchange.fixed:
             parameter.grad = None

@@ -30,8 +30,8 @@ from rich.table import Table
 from unisono.engine.step.records import Phase
 from unisono.plan.shards import parts_of_hosts
 from unisono.runtime.notices import duration, percent, plural, size
-from unisono.tools.verify.reading import RawTrace
 from unisono.tools.verify.recorder import Limits
+from unisono.tools.verify.trace import RankTrace
 from unisono.tools.verify.trials import Program, Trial, trials_of
 from unisono.training.events.step_sample import Seconds, without_pauses
 
@@ -131,7 +131,7 @@ def _timed(trial: Trial) -> tuple[dict[str, Any], Seconds]:
     return facts, without_pauses(np.array(common))
 
 
-def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list[Any]]]:
+def _told(trial: Trial, trace: RankTrace) -> tuple[int, dict[str, Any], list[list[Any]]]:
     """Return a worker's warm-up steps, facts, and steps: number, whether full, times."""
     if trial.interrupted_by is not None:
         raise SystemExit(128 + trial.interrupted_by)
@@ -139,8 +139,8 @@ def _told(trial: Trial, trace: RawTrace) -> tuple[int, dict[str, Any], list[list
         raise ValueError(
             f"SCRIPT must run until some of its steps were timed, but did not: {trial.failure}"
         )
-    for event in trace.of("timed"):
-        return event["warm_rows"], event["facts"], event["rows"]
+    for warm_rows, facts, rows in trace.notes("timed"):
+        return warm_rows, facts, rows
     raise ValueError(
         "SCRIPT must train with `unisono.Trainer` or `unisono.Run`, as its steps are timed there, "
         "but took no step with either: call `fit` or `steps` in it, outside of `unisono.launch`."

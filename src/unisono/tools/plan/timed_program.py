@@ -20,6 +20,7 @@ from unisono.engine.state.optimizers import is_elementwise
 from unisono.plan.samples import SamplePlan
 from unisono.tools.verify.observed import main
 from unisono.tools.verify.recorder import Recorder, wrap
+from unisono.tools.verify.trace import Note
 from unisono.training.boundary import Boundary
 from unisono.training.run import Run
 
@@ -114,8 +115,7 @@ class StepTimes:
 
     def _write(self) -> None:
         if self._facts:
-            facts = {"warm_rows": self._warm_rows, "facts": self._facts}
-            self._recorder.write("timed", **facts, rows=self._rows)
+            self._recorder.write(Note("timed", (self._warm_rows, self._facts, self._rows)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     command     unisono verify
       trials        run the program on N ranks, then on one with the same samples   (processes)
         observed      in each process: install hooks, run the program               (hooks)
-      reading       events → values                                                 (files)
+      reading       records of all ranks → samples, passes, evaluations                 (files)
       …_checks      verdicts, pure functions of traces                              (decisions)
       findings      cause first, exit status, JSON, what the user sees
     command     unisono verify --resume

@@ -17,11 +17,10 @@ import numpy as np
 
 from unisono.tools.verify.digests import Array, distance, joined
 from unisono.tools.verify.findings import CAUSES_FIRST, Finding, around_mistake, ok, unknown, wrong
-from unisono.tools.verify.reading import RawTrace
-from unisono.tools.verify.trace import ModelState, OptimizerStep, TwoRuns
+from unisono.tools.verify.trace import Bits, ModelState, OptimizerStep, RankTrace, TwoRuns
 
 Digests = Mapping[str, str]
-Bits = dict[tuple[int, str, int], Digests]
+BitsOfRun = dict[tuple[int, str, int], Digests]
 """The computations of a run: digests by step (from 0), kind, and shard or rank."""
 
 KINDS = {
@@ -59,27 +58,10 @@ _WRITTEN = (
 )
 
 
-def bits_of(traces: Sequence[RawTrace]) -> Bits:
+def bits_of(traces: Sequence[RankTrace]) -> BitsOfRun:
     """Return what the ranks of a run recorded; each shard was computed by one of them."""
-    found: Bits = {}
-    for trace in traces:
-        step, rows = 0, ""
-        for event in trace.events:
-            match event["t"]:
-                case "f" if event["grad"] and event["training"]:
-                    rows += " ".join(event["rows"])
-                case "shard-bits" | "step-bits" as kind_of_event:
-                    place = event.get("shard", trace.rank)
-                    found |= {(step, kind, place): bits for kind, bits in event["bits"].items()}
-                    if kind_of_event == "step-bits":
-                        found[step, "inputs", trace.rank] = {"the batch": rows}
-                        step, rows = step + 1, ""
-    return found
-
-
-def loss_notice(traces: Sequence[RawTrace]) -> str:
-    """Return what a run has said of its loss; empty if nothing."""
-    return next((event["line"] for trace in traces for event in trace.of("told")), "")
+    each = (bits for trace in traces for bits in trace.of(Bits))
+    return {(bits.step, bits.kind, bits.place): bits.digests for bits in each}
 
 
 def _differing(ours: Digests, theirs: Digests) -> str:
@@ -87,7 +69,7 @@ def _differing(ours: Digests, theirs: Digests) -> str:
     return next((name for name in ours if theirs.get(name) != ours[name]), "")
 
 
-def check_exact(runs: Mapping[int, Bits], about_loss: str = "") -> list[Finding]:
+def check_exact(runs: Mapping[int, BitsOfRun], about_loss: str = "") -> list[Finding]:
     """Compare runs, by their numbers of workers, ascending, with the first, on one worker.
 
     `about_loss`: what a run has said of a loss that depends on the number of shards.
@@ -112,7 +94,7 @@ def check_exact(runs: Mapping[int, Bits], about_loss: str = "") -> list[Finding]
     return list(same.values())
 
 
-def _differences(base: Bits, run: Bits, step: int, num_workers: int) -> Iterator[Finding]:
+def _differences(base: BitsOfRun, run: BitsOfRun, step: int, num_workers: int) -> Iterator[Finding]:
     for kind, (check, told, remedy) in _OF_SHARDS.items():
         for shard in sorted(place for at, of, place in base if (at, of) == (step, kind)):
             place = step, kind, shard
@@ -141,7 +123,7 @@ class Resumption:
     num_compared: int = 0  # number of steps
 
 
-def compare(undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
+def compare(undisturbed: BitsOfRun, resumed: BitsOfRun, stopped_after: int) -> Resumption:
     """Compare a resumed run with the undisturbed one."""
     begun = resumed.get((0, "before", 0))
     if begun is None:
@@ -157,7 +139,9 @@ def compare(undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
     return min(possible, key=lambda one: len(one.differences), default=unknown_first)
 
 
-def _compare_from(first: int, undisturbed: Bits, resumed: Bits, stopped_after: int) -> Resumption:
+def _compare_from(
+    first: int, undisturbed: BitsOfRun, resumed: BitsOfRun, stopped_after: int
+) -> Resumption:
     differences: dict[str, str] = {}
     compared = set()
     for (at, kind, place), theirs in sorted(resumed.items(), key=lambda item: item[0]):

@@ -29,7 +29,6 @@ from unisono.runtime.device import generators_put_back, in_rows, seed_generators
 from unisono.tools.verify.trace import Vector
 
 WIDTH = 64
-_DIGITS = 10
 _SAMPLES_AT_MOST, _SECONDS_AT_MOST = 4096, 2.0
 
 
@@ -47,7 +46,7 @@ def sketch_of(tensor: torch.Tensor) -> list[float]:
         num_rows = -(-flat.numel() // WIDTH)
         padded = torch.nn.functional.pad(flat, (0, num_rows * WIDTH - flat.numel()))
         flat = (padded.view(num_rows, WIDTH) * _signs(num_rows)).sum(0)
-    return [float(f"{value:.{_DIGITS}g}") for value in flat.tolist()]
+    return list(flat.tolist())
 
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> str:
@@ -148,15 +147,15 @@ def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
     return base, lambda index: inner(int(indices[index]))
 
 
-def contents_of(dataset: Any) -> dict[int, str]:
-    """Return hashes of a dataset's samples by index, of those read within two seconds."""
-    found: dict[int, str] = {}
+def contents_of(dataset: Any) -> list[str]:
+    """Return hashes of a dataset's first samples, of those read within two seconds."""
+    found: list[str] = []
     deadline_s = time.monotonic() + _SECONDS_AT_MOST
     # A dataset may do anything; an exception here is not the program's failure.
     with contextlib.suppress(Exception), generators_put_back():
         for index in range(min(len(dataset), _SAMPLES_AT_MOST)):
             seed_generators(0)
-            found[index] = hash_of_sample(dataset[index])
+            found.append(hash_of_sample(dataset[index]))
             if time.monotonic() > deadline_s:
                 break
     return found

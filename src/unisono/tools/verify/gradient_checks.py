@@ -114,7 +114,7 @@ def _starts_alike(seen: TwoRuns, mine: OptimizerStep, one: OptimizerStep) -> boo
     before = [
         earlier.parameters
         for run, step in runs
-        for earlier in run.steps
+        for earlier in run.of(OptimizerStep)
         if earlier.place == (step.optimizer, step.number - 1)
     ]
     if len(before) < 2:
@@ -164,7 +164,7 @@ def _weights(
     shares = theirs / theirs.sum()
     if min(shares) < 0 or np.ptp(shares) * len(shares) <= max(10 * tolerated, 0.01):
         return None
-    sizes = [len(micro.samples) for rank in step for micro in rank.micros]
+    sizes = [len(one.samples) for rank in step for one in rank.passes]
     told = (
         f"Step {step[0].number}: all ranks weigh the same ({1 / len(columns):.4g} each pass), but "
         f"one rank on the same samples weighs them {', '.join(f'{one:.4g}' for one in shares)}; "

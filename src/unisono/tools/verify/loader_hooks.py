@@ -11,6 +11,7 @@ import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, final
@@ -20,6 +21,7 @@ from torch.utils.data import dataloader as dataloader_module
 
 from unisono.tools.verify.digests import base_of, contents_of, digest_of, rows_of_tensors
 from unisono.tools.verify.recorder import Recorder, wrap
+from unisono.tools.verify.trace import Contents, Iteration, Loader
 
 _BATCHES_PLANNED_AT_MOST = 100_000
 
@@ -54,30 +56,28 @@ class LoaderHooks:
             given["batch_size"] = size  # that of all ranks together
         before(**given)
         with self._recorder.guarded():
-            loader.__dict__["_verified"] = (number, itertools.count())
             self._record_loader(number, loader)
 
     def _record_loader(self, number: int, loader: Any) -> None:
         base, _ = base_of(loader.dataset)
         sampler, batch_sampler = loader.sampler, loader.batch_sampler
         samplers = (loader, sampler, batch_sampler)
-        has_length = hasattr(loader.dataset, "__len__")
-        if has_length and self._number_of(base) < 0:
+        length = len(base) if hasattr(loader.dataset, "__len__") else None
+        if length is not None and self._number_of(base) < 0:
             self._bases.append(base)
-        self._recorder.write(
-            "loader",
+        dataset = self._number_of(base)
+        size = loader.batch_size or getattr(batch_sampler, "batch_size", None)
+        self._recorder.write(Loader(number, dataset, length, size))
+        facts = Iteration(
             loader=number,
-            dataset=self._number_of(base),
-            base_length=len(base) if has_length else None,
-            batch_size=loader.batch_size or getattr(batch_sampler, "batch_size", None),
-            facts={
-                "drop_last": any(getattr(one, "drop_last", False) for one in samplers),
-                "sampler": type(sampler).__name__,
-                "has_set_epoch": any(hasattr(one, "set_epoch") for one in samplers),
-                "replaces": isinstance(sampler, WeightedRandomSampler)
-                or (isinstance(sampler, RandomSampler) and sampler.replacement),
-            },
+            dataset=dataset,
+            drop_last=any(getattr(one, "drop_last", False) for one in samplers),
+            sampler=type(sampler).__name__,
+            has_set_epoch=any(hasattr(one, "set_epoch") for one in samplers),
+            replaces=isinstance(sampler, WeightedRandomSampler)
+            or (isinstance(sampler, RandomSampler) and sampler.replacement),
         )
+        loader.__dict__["_verified"] = (facts, itertools.count())
 
     def _number_of(self, base: Any) -> int:
         """Return a dataset's number; -1 for one without a length."""
@@ -102,18 +102,19 @@ class LoaderHooks:
         known = None if self._recorder.is_exact else getattr(iterator, "_verified", None)
         if known is not None:
             with self._recorder.guarded():
-                at = (known[0], iterator._epoch, iterator._num_given)
+                at = (known[0].loader, iterator._epoch, iterator._num_given)
                 self._recorder.record_batch(at, rows_of_tensors(batch))
             iterator._num_given += 1
         return batch
 
     def _indices(self, iterator: Any, loader: Any, natural: Iterator[Any]) -> Iterator[Any]:
         """Draw a whole epoch's indices at the first request, and yield some of them."""
-        number, epochs = iterator._verified
+        facts, epochs = iterator._verified
         iterator._epoch = epoch = next(epochs)
+        facts = replace(facts, epoch=epoch)
         at_most = self._recorder.options.batches
         if iterator._dataset_kind == dataloader_module._DatasetKind.Iterable:
-            self._recorder.write("epoch", loader=number, epoch=epoch)
+            self._recorder.write(facts)
             yield from itertools.islice(natural, at_most)
             return
         num_batches = _BATCHES_PLANNED_AT_MOST
@@ -121,34 +122,33 @@ class LoaderHooks:
             num_batches = min(num_batches, len(iterator._index_sampler))
         planned = list(itertools.islice(natural, num_batches))
         kept = planned if len(planned) <= at_most else [*planned[: at_most - 1], planned[-1]]
-        if (fed := self._fed(number, epoch, loader)) is not None:
+        if (fed := self._fed(facts.place, loader)) is not None:
             kept = fed
         with self._recorder.guarded():
             _, to_base = base_of(loader.dataset)
             own = [[int(index) for index in _listed(batch)] for batch in planned]
-            self._recorder.write(
-                "epoch",
-                loader=number,
-                epoch=epoch,
-                num_batches=len(planned),
-                plan=[to_base(index) for batch in own for index in batch],
+            record = replace(
+                facts,
+                indices=[to_base(index) for batch in own for index in batch],
+                kept=[[to_base(int(index)) for index in _listed(batch)] for batch in kept],
                 order=digest_of([repr(own).encode()]),
                 is_sorted=all(a <= b for a, b in pairwise(chain.from_iterable(own))),
-                kept=[[to_base(int(index)) for index in _listed(batch)] for batch in kept],
+                num_batches=len(planned),
             )
+            self._recorder.write(record)
         yield from kept
 
-    def _fed(self, number: int, epoch: int, loader: Any) -> list[Any] | None:
+    def _fed(self, place: tuple[int, int], loader: Any) -> list[Any] | None:
         """Return this loader's indices of what another run read here, or None if impossible."""
-        fed = self._feed.get("epochs", {}).get(f"{number}/{epoch}")
+        fed = self._feed.get("epochs", {}).get(f"{place[0]}/{place[1]}")
         if fed is None:
             return None
         base, to_base = base_of(loader.dataset)
         by_index = {to_base(index): index for index in range(len(loader.dataset))}
-        if len(base) == self._feed["lengths"].get(str(number)):
+        if len(base) == self._feed["lengths"].get(str(place[0])):
             found = [[by_index.get(index) for index, _ in batch] for batch in fed]
         else:
-            by_content = {content: index for index, content in contents_of(base).items()}
+            by_content = {content: index for index, content in enumerate(contents_of(base))}
             found = [[by_index.get(by_content.get(c, -1)) for _, c in batch] for batch in fed]
         if any(index is None for batch in found for index in batch):
             return None
@@ -156,8 +156,7 @@ class LoaderHooks:
 
     def _record_contents(self) -> None:
         for number, base in enumerate(self._bases):
-            contents = contents_of(base)
-            self._recorder.write("contents", dataset=number, length=len(base), hashes=contents)
+            self._recorder.write(Contents(number, len(base), contents_of(base)))
 
 
 def _listed(batch: Any) -> Any:

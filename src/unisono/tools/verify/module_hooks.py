@@ -15,7 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from unisono.runtime.dtypes import dtype_name
 from unisono.tools.verify.digests import digest_of_tensor, digests_of, row_hashes, rows_of_tensors
-from unisono.tools.verify.recorder import BatchPlace, Recorder, wrap
+from unisono.tools.verify.recorder import Recorder, wrap
+from unisono.tools.verify.trace import Forward, ModelState, Place
 
 # Prefixes of names from wrappers of torch, Lightning and torch.compile.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")
@@ -30,11 +31,14 @@ class ModuleHooks:
         self._recorder = recorder
         self.names: dict[torch.Tensor, str] = {}  # of parameters
         self.forwards = 0  # number of outermost forward passes
+        self.first = -1  # number of the first one since the newest backward pass; -1: none
+        self.has_drawn = False  # whether one of training drew random numbers since then
+        self.inputs: list[str] = []  # rows of those of training since the newest step
+        self.state: ModelState | None = None  # when the first one of a step began
         self._last_step = -1
         self._depth = 0
         self._root: nn.Module | None = None
-        self._facts: dict[str, Any] = {}
-        self._wants_state = False
+        self._trains = self._wants_state = False
 
     def install(self) -> None:
         """Install the hooks."""
@@ -56,14 +60,14 @@ class ModuleHooks:
                 self._begin(module, (args, named))
             if self._wants_state and not _has_ddp(module):
                 self._wants_state = False
-                self._record_state()
+                self._note_state()
         try:
             return before(module, *args, **named)
         finally:
             self._depth -= 1
             if self._depth == 0 and self._root is not None:
                 self._root = None
-                self._recorder.write("f", **self._facts, draws=_rng_digest() != self._rng_before)
+                self.has_drawn |= self._trains and _rng_digest() != self._rng_before
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         self._root = None
@@ -76,34 +80,30 @@ class ModuleHooks:
                 while bare in self.names.values():
                     bare += "'"
                 self.names[parameter] = bare
-        records = torch.is_grad_enabled()
-        self._facts = {
-            "f": self.forwards,
-            "grad": records,
-            "training": module.training,
-            "at": self._batch_of(inputs),
-            "rows": row_hashes(inputs),
-        }
+        at, rows, records = self._batch_of(inputs), row_hashes(inputs), torch.is_grad_enabled()
+        self._trains = records and module.training
+        self._recorder.write(Forward(self.forwards, at, rows, module.training, self._trains))
+        if records and self.first < 0:
+            self.first = self.forwards
         self.forwards += 1
-        is_first = self._last_step != self._recorder.num_steps
-        self._wants_state = records and module.training and is_first
+        self.inputs += rows if self._trains else []
+        self._wants_state = self._trains and self._last_step != self._recorder.num_steps
         self._rng_before = _rng_digest()
 
-    def _batch_of(self, inputs: Any) -> BatchPlace | None:
+    def _batch_of(self, inputs: Any) -> Place | None:
         """Return the batch that inputs are from; otherwise the newest one, if any."""
         rows, given = rows_of_tensors(inputs), reversed(self._recorder.given)
         found = [(len(rows & those), at) for at, those in given]
         num_shared, at = max(found, key=lambda one: one[0], default=(0, None))
         return at if num_shared or not self._recorder.is_between else None
 
-    def _record_state(self) -> None:
+    def _note_state(self) -> None:
         root = self._root
         assert root is not None
         self._last_step = self._recorder.num_steps
         named = [(self.names[p], p) for p in root.parameters() if not is_lazy(p)]
         buffers = [(name_without_wrappers(name), buffer) for name, buffer in root.named_buffers()]
-        self._recorder.write(
-            "state",
+        self.state = ModelState(
             parameters=digests_of(named),
             buffers=digests_of(buffers),
             rng=self._rng_before,

@@ -3,14 +3,15 @@
 A parameter's hook sees the gradient of one backward pass before it is added to ``.grad``, and thus
 before it is averaged. A hook of all optimizers sees the final gradient at ``step()``.
 
-Other hooks watch torch.distributed, and programs that train with Unisono: there every number must
-be the same, bit for bit, on any worker, so digests of each shard are enough.
+Others watch torch.distributed, and the steps of Unisono: there every number must be the same, bit
+for bit, on any worker, so digests of each shard are enough.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -22,11 +23,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from typing_extensions import override
 
-from unisono.data.loader import Loader
-from unisono.engine.step.closure_engine import ClosureEngine
-from unisono.engine.step.engine import StepEngine
-from unisono.engine.step.gradients import GradientStack
+from unisono.engine.step.shard_passes import ShardPasses
+from unisono.engine.step.step_watch import StepWatch
 from unisono.tools.verify.digests import (
     bits_to_resume,
     digests_of,
@@ -36,8 +36,8 @@ from unisono.tools.verify.digests import (
 )
 from unisono.tools.verify.module_hooks import ModuleHooks
 from unisono.tools.verify.recorder import Recorder, observe, wrap
-from unisono.training import growth
-from unisono.training.run_context import RunContext
+from unisono.tools.verify.trace import Backward, Collective, Gradient, Note, OptimizerStep
+from unisono.training.run import Run
 
 _PASSES_AT_MOST = 64
 
@@ -49,12 +49,14 @@ class OptimizerHooks:
     def __init__(self, recorder: Recorder, modules: ModuleHooks) -> None:
         self._recorder, self._modules = recorder, modules
         self._counts: dict[Optimizer, int] = {}  # of steps, in the order of first steps
-        self._begun: dict[Optimizer, dict[str, Any]] = {}  # facts known before a step
+        self._begun: dict[Optimizer, OptimizerStep] = {}  # what is known before a step
+        self._seen: dict[Optimizer, int] = {}  # number of backward passes before its newest step
         self._passes: dict[torch.Tensor, list[list[float]]] = {}  # by parameter, like the next
         self._pass_of: dict[torch.Tensor, int] = {}
         self._clipped: dict[torch.Tensor, list[float]] = {}
         self._backward_after = -1
         self._num_passes = self._ticks = 0
+        self._no_sync = False
         self._watched: set[torch.Tensor] = set()
         self._bits_before: dict[str, str] = {}
 
@@ -68,6 +70,7 @@ class OptimizerHooks:
             wrap(torch.nn.utils.clip_grad, name, self._clip, torch.nn.utils)
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau):
             observe(recorder, kind, "step", self._tick)
+        observe(recorder, DistributedDataParallel, "no_sync", self._enter_no_sync)
 
     def _has_full(self, number: int | None = None) -> bool:
         """Return whether gradients of an optimizer's `number`-th step are kept; None: the newest"""
@@ -89,9 +92,11 @@ class OptimizerHooks:
 
     def _see(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Record the gradient of one backward pass."""
-        if self._backward_after != self._modules.forwards:
-            self._recorder.write("backward", since=self._backward_after, to=self._modules.forwards)
-            self._backward_after = self._modules.forwards
+        modules = self._modules
+        if self._backward_after != modules.forwards:
+            self._recorder.write(Backward(modules.first, modules.has_drawn, self._no_sync))
+            modules.first, modules.has_drawn, self._no_sync = -1, False, False
+            self._backward_after = modules.forwards
             self._num_passes += 1
         if self._has_full():
             with self._recorder.guarded():
@@ -111,23 +116,28 @@ class OptimizerHooks:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._recorder.guarded():
-            named = self._named(optimizer)
-            full = named if self._has_full(self._counts.setdefault(optimizer, 0)) else []
-            self._begun[optimizer] = {
-                "lr": [float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
-                "ticks": self._ticks,
-                "gradients": {
-                    name: {
-                        "final": sketch_of(p.grad),
-                        "passes": self._passes.get(p, []),
-                        "size": p.grad.numel(),
-                        "clipped": self._clipped.get(p),
-                    }
-                    for name, p in full
+            named, number = self._named(optimizer), self._counts.setdefault(optimizer, 0)
+            since = self._seen.get(optimizer, max(self._seen.values(), default=0))
+            self._begun[optimizer] = OptimizerStep(
+                number=number,
+                optimizer=list(self._counts).index(optimizer),
+                lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+                ticks=self._ticks,
+                state=self._modules.state,
+                backwards=(since, self._num_passes),
+                gradients={
+                    name: Gradient(
+                        sketch_of(p.grad),
+                        self._passes.get(p, []),
+                        self._clipped.get(p),
+                        p.grad.numel(),
+                    )
+                    for name, p in (named if self._has_full(number) else [])
                     if p.grad is not None
                 },
-            }
+            )
             self._ticks, self._clipped = 0, {}
+            self._seen[optimizer] = self._num_passes
             if self._recorder.options.replays:
                 self._bits_before = digests_of(named)
 
@@ -141,22 +151,18 @@ class OptimizerHooks:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         recorder, number = self._recorder, self._counts.get(optimizer, 0)
         self._counts[optimizer] = number + 1
-        recorder.num_steps += 1
         with recorder.guarded():
             named = self._named(optimizer)
-            recorder.write(
-                "step",
-                optimizer=list(self._counts).index(optimizer),
-                number=number,
-                parameters={n: sketch_of(p) for n, p in named if self._has_full(number)},
-                **self._begun.pop(optimizer),
-            )
+            kept = {name: sketch_of(p) for name, p in named if self._has_full(number)}
+            recorder.write(replace(self._begun.pop(optimizer), parameters=kept))
             if recorder.options.replays:
                 bits = bits_to_resume({name: optimizer.state.get(p, {}) for name, p in named})
                 bits |= {"before": self._bits_before, "parameters": digests_of(named)}
-                recorder.write("step-bits", bits=bits)
-        if max(self._counts.values()) >= recorder.options.steps:
-            recorder.stop()
+                recorder.write_bits(
+                    bits | {"inputs": {"the batch": " ".join(self._modules.inputs)}}
+                )
+            self._modules.inputs.clear()
+        recorder.count_step(max(self._counts.values()))
 
     def _clip(self, before: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
@@ -169,6 +175,9 @@ class OptimizerHooks:
 
     def _tick(self, *_: Any, **__: Any) -> None:
         self._ticks += 1
+
+    def _enter_no_sync(self, *_: Any) -> None:
+        self._no_sync = True
 
 
 # Collectives that combine what ranks have; a broadcast or a barrier does not.
@@ -199,8 +208,6 @@ class CollectiveHooks:
         for name in _JOINING.split():
             if hasattr(distributed_c10d, name):
                 wrap(distributed_c10d, name, functools.partial(self._watch, name), dist)
-        recorder = self._recorder
-        observe(recorder, DistributedDataParallel, "no_sync", lambda _: recorder.write("no_sync"))
 
     def _watch(self, name: str, before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._depth or self._recorder.is_exact:
@@ -217,7 +224,7 @@ class CollectiveHooks:
         finally:
             self._depth -= 1
         with self._recorder.guarded():
-            self._recorder.write("collective", name=name, given=given, values=_numbers(value))
+            self._recorder.write(Collective(name, _numbers(value), given))
         return result
 
 
@@ -233,78 +240,54 @@ def _numbers(value: Any) -> list[float]:
 
 
 @final
-class ExactHooks:
-    """Hooks around Unisono's loop."""
+class ExactHooks(StepWatch):
+    """Watches Unisono's steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._names: list[str] = []
-        self._bits_before: dict[str, str] = {}
-        self._model: Any = None
-        self._optimizer: Any = None
+        self._names: Sequence[str] = ()
+        self._before: dict[str, str] = {}
 
     def install(self) -> None:
         """Install the hooks."""
-        wrap(RunContext, "__init__", self._begin_run)
-        wrap(Loader, "batch", self._read_batch)
-        wrap(StepEngine, "__init__", self._make_engine)
-        wrap(StepEngine, "begin", self._begin_step)
-        wrap(StepEngine, "finish", self._finish_step)
-        wrap(ClosureEngine, "finish", self._finish_step)
-        wrap(GradientStack, "push", self._push)
-        for name in ("loss_problem", "parts_problem"):
-            wrap(growth, name, self._told)
+        wrap(Run, "__init__", self._begin_run)
+        ShardPasses.watch = self
 
     def _begin_run(self, before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         self._recorder.train_with_unisono()
         before(*args, **kwargs)
 
-    def _read_batch(self, before: Callable[..., Any], loader: Any, place: Any, *args: Any) -> Any:
-        given = before(loader, place, *args)
+    @override
+    def begin(self, model: torch.nn.Module, names: Sequence[str]) -> None:
+        self._names = names
+        if self._recorder.options.replays:
+            self._before = digests_of(model.named_parameters())
+
+    @override
+    def read(self, shard: int, batch: Any) -> None:
         try:
-            content = hash_of_sample(given)
+            content = hash_of_sample(batch)
         except TypeError as error:
             content = str(error)
-        self._write("samples", place.shard, {"the batch": content})
-        return given
+        self._recorder.write_bits({"samples": {"the batch": content}}, shard)
 
-    def _make_engine(self, before: Callable[..., None], engine: Any, *args: Any, **kw: Any) -> None:
-        self._model, self._optimizer, *_ = args
-        before(engine, *args, **kw)
+    @override
+    def differentiated(self, shard: int, parameters: Sequence[torch.nn.Parameter]) -> None:
+        pairs = zip(self._names, parameters, strict=True)
+        gradients = digests_of((name, p.grad) for name, p in pairs if p.grad is not None)
+        self._recorder.write_bits({"gradients": gradients}, shard)
 
-    def _begin_step(self, before: Callable[..., None], engine: Any, *given: Any) -> None:
-        self._names = engine.guard._names
-        if self._recorder.options.replays:
-            self._bits_before = digests_of(self._model.named_parameters())
-        before(engine, *given)
-
-    def _push(self, before: Callable[..., Any], stack: Any, shard: int) -> Any:
-        pairs = zip(self._names, stack._parameters, strict=True)
-        gradients = [(name, p.grad) for name, p in pairs if p.grad is not None]
-        self._write("gradients", shard, digests_of(gradients))
-        return before(stack, shard)
-
-    def _finish_step(self, before: Callable[..., Any], engine: Any) -> Any:
-        means, is_done = before(engine)
-        if is_done:
-            self._record_step()
-        return means, is_done
-
-    def _record_step(self) -> None:
-        named, recorder = list(self._model.named_parameters()), self._recorder
-        bits = {"buffers": digests_of(self._model.named_buffers()), "parameters": digests_of(named)}
+    @override
+    def done(self, model: torch.nn.Module, optimizer: Optimizer) -> None:
+        named, recorder = list(model.named_parameters()), self._recorder
+        bits = {"buffers": digests_of(model.named_buffers()), "parameters": digests_of(named)}
         if recorder.options.replays:
-            bits |= bits_to_resume({n: self._optimizer.state.get(p, {}) for n, p in named})
-            bits["before"] = self._bits_before
-        recorder.write("step-bits", bits=bits)
-        recorder.num_steps += 1
-        if recorder.num_steps >= recorder.options.steps:
-            recorder.stop()
+            bits |= bits_to_resume({name: optimizer.state.get(p, {}) for name, p in named})
+            bits["before"] = self._before
+        recorder.write_bits(bits)
+        recorder.count_step()
 
-    def _told(self, before: Callable[..., str], *seen: Any) -> str:
-        if line := before(*seen):
-            self._recorder.write("told", line=line)
-        return line
-
-    def _write(self, kind: str, shard: int, digests: dict[str, str]) -> None:
-        self._recorder.write("shard-bits", shard=shard, bits={kind: digests})
+    @override
+    def told(self, line: str) -> None:
+        if line.startswith("the loss "):  # it depends on the number of shards
+            self._recorder.write(Note("loss", line))

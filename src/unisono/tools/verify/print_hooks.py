@@ -7,6 +7,7 @@ import sys
 from typing import Any, final
 
 from unisono.tools.verify.recorder import Recorder, wrap
+from unisono.tools.verify.trace import Note
 
 _NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)|(?<![\w.])\d+\.\d+(?=%)")
 _REDRAWN = ("\r", "it/s", "s/it")  # a progress bar, which has other numbers
@@ -32,7 +33,7 @@ class PrintHooks:
             if found := numbers_in(text):
                 self._num_texts += 1
                 if self._num_texts <= _TEXTS_AT_MOST and not self._recorder.is_exact:
-                    self._recorder.write("printed", numbers=found)
+                    self._recorder.write(Note("printed", found))
         return before(text, *rest)
 
 

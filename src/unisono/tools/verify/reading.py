@@ -1,4 +1,4 @@
-"""From events to values: which passes belong to which step, what is training, what evaluation?
+"""What takes all records to know: which passes a step has, what is evaluation, names of samples.
 
 A forward pass followed by a backward pass is training. One without gradients, on samples of a
 loader that is not used for training, is evaluation. A sample has the same name on all ranks.
@@ -6,67 +6,22 @@ loader that is not used for training, is evaluation. A sample has the same name 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, final
 
 from unisono.tools.verify.trace import (
+    Backward,
     Collective,
+    Contents,
     EvaluationPass,
-    Gradient,
+    Forward,
     Iteration,
-    Micro,
-    ModelState,
+    Note,
     OptimizerStep,
     RankTrace,
 )
-
-Event = dict[str, Any]
-
-
-@dataclass(slots=True)
-class RawTrace:
-    """One rank's events. Its indices are those of the datasets behind all ``Subset``."""
-
-    rank: int
-    events: list[Event] = field(default_factory=list)  # in order
-    loaders: dict[int, Event] = field(default_factory=dict)  # by number
-    epochs: dict[tuple[int, int], Event] = field(default_factory=dict)  # by loader and iteration
-    # hashes of samples by dataset and index
-    contents: dict[int, dict[int, str]] = field(default_factory=dict)
-    lengths: dict[int, int] = field(default_factory=dict)  # of datasets
-    how: str = ""  # how the program ended; empty if it was killed
-
-    def add(self, event: Event) -> None:
-        """Add an event."""
-        match event["t"]:
-            case "loader":
-                self.loaders[event["loader"]] = event
-            case "epoch":
-                self.epochs[event["loader"], event["epoch"]] = event
-            case "contents":
-                hashes = {int(index): value for index, value in event["hashes"].items()}
-                self.contents[event["dataset"]] = hashes
-                self.lengths[event["dataset"]] = event["length"]
-            case "end":
-                self.how = event["how"]
-        self.events.append(event)
-
-    def of(self, *kinds: str) -> list[Event]:
-        """Return the events of some kinds."""
-        return [event for event in self.events if event["t"] in kinds]
-
-
-def read_trace(folder: Path, rank: int) -> RawTrace:
-    """Return the trace of one rank."""
-    trace = RawTrace(rank)
-    path = folder / f"rank{rank}.jsonl"
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):  # skip the half line of a killed process
-            trace.add(json.loads(line))
-    return trace
 
 
 @final
@@ -78,219 +33,148 @@ class Identities:
     unless contents contradict it.
     """
 
-    def __init__(self, traces: Sequence[RawTrace]) -> None:
-        self._by_content = any(trace.contents for trace in traces) and all(
-            length == len(trace.contents[dataset]) == len(set(trace.contents[dataset].values()))
-            for trace in traces
-            for dataset, length in trace.lengths.items()
+    def __init__(self, traces: Sequence[RankTrace]) -> None:
+        self._of_rank = {id(trace): hashes_of(trace) for trace in traces}
+        known = [contents for trace in traces for contents in trace.of(Contents)]
+        self._by_content = bool(known) and all(
+            one.length == len(one.hashes) == len(set(one.hashes)) for one in known
         )
-        found: dict[int, list[tuple[int, dict[int, str]]]] = {}
-        for trace in traces:
-            for dataset, contents in trace.contents.items():
-                found.setdefault(dataset, []).append((trace.lengths[dataset], contents))
-        self._same = {dataset for dataset, known in found.items() if _are_one(known)}
+        datasets = {one.dataset for one in known}
+        self._same = {n for n in datasets if _are_one([c for c in known if c.dataset == n])}
 
-    def name(self, trace: RawTrace, dataset: int, indices: Iterable[int]) -> tuple[str, ...] | None:
+    def name(self, trace: RankTrace, dataset: int, indices: Sequence[int]) -> list[str] | None:
         """Return the names of samples; None if they are unknown."""
         if self._by_content:
-            contents = trace.contents.get(dataset, {})
-            names = [contents.get(index) for index in indices]
-            return None if None in names else tuple(map(str, names))
-        if dataset in self._same:
-            return tuple(f"{dataset}:{index}" for index in indices)
-        return None
+            hashes = self._of_rank[id(trace)].get(dataset, ())
+            names = [hashes[index] for index in indices if index < len(hashes)]
+            return names if len(names) == len(indices) else None
+        return [f"{dataset}:{index}" for index in indices] if dataset in self._same else None
 
     def are_shared(self, dataset: int) -> bool:
         """Return whether an index means the same sample on all ranks."""
         return dataset in self._same
 
 
-def _are_one(known: Sequence[tuple[int, dict[int, str]]]) -> bool:
-    """Return whether an index has the same content on all ranks, given lengths and contents."""
-    everything = {item for _, contents in known for item in contents.items()}
-    indices = {index for index, _ in everything}
-    return len({length for length, _ in known}) == 1 and len(everything) == len(indices)
+def hashes_of(trace: RankTrace) -> dict[int, Sequence[str]]:
+    """Return hashes of samples by dataset and index, as far as they were read."""
+    return {contents.dataset: contents.hashes for contents in trace.of(Contents)}
 
 
-def resolve(trace: RawTrace, identities: Identities) -> RankTrace:
-    """Return one rank's events as values."""
-    reading = _Reading(trace, identities)
-    return RankTrace(
-        rank=trace.rank,
-        steps=tuple(reading.steps()),
-        iterations=tuple(reading.iterations()),
-        evaluations=tuple(reading.evaluations()),
-        collectives=tuple(
-            Collective(**_fields(call)) for call in trace.of("collective") if call["values"]
-        ),
-        num_idle=len(trace.loaders.keys() - {loader for loader, _ in trace.epochs}),
-        how=trace.how,
-    )
+def _are_one(known: Sequence[Contents]) -> bool:
+    """Return whether an index has the same content on all ranks."""
+    columns = zip_longest(*(contents.hashes for contents in known))
+    is_alike = all(len({*column} - {None}) == 1 for column in columns)
+    return is_alike and len({contents.length for contents in known}) == 1
+
+
+def resolve(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """Return traces with what follows from them all."""
+    identities = Identities(traces)
+    return [RankTrace(trace.rank, [*_Reading(trace, identities).records()]) for trace in traces]
 
 
 class _Reading:
-    def __init__(self, trace: RawTrace, identities: Identities) -> None:
+    def __init__(self, trace: RankTrace, identities: Identities) -> None:
         self._trace, self._identities = trace, identities
-        self._forwards = {event["f"]: event for event in trace.of("f")}
-        self._firsts = list(map(self._first_trained, trace.of("backward")))
-        self._trained = {event["f"]: event for event in self._firsts if event is not None}
-        trained = self._trained.values()
-        self._train_loaders = {event["at"][0] for event in trained if event["at"] is not None}
+        self._iterations = {iteration.place: iteration for iteration in trace.of(Iteration)}
+        self._backwards = trace.of(Backward)
+        self._forwards = {one.number: self._with_samples(one) for one in trace.of(Forward)}
+        self._passes = [self._forwards.get(one.forward, Forward()) for one in self._backwards]
+        self._trained = {one.number for one in self._passes} - {-1}
+        self._train_loaders = {one.at[0] for one in self._passes if one.at is not None}
 
-    def _first_trained(self, backward: Event) -> Event | None:
-        """Return the forward pass that a backward pass follows."""
-        known = [self._forwards.get(f) for f in range(backward["since"], backward["to"])]
-        return next((forward for forward in known if forward and forward["grad"]), None)
+    def records(self) -> Iterator[Any]:
+        """Yield all records, and the evaluations."""
+        for record in self._trace.records:
+            match record:
+                case OptimizerStep(backwards=(first, end)):
+                    passes, backwards = self._passes[first:end], self._backwards[first:end]
+                    yield replace(
+                        record,
+                        passes=passes,
+                        draws=any(one.draws for one in backwards),
+                        no_sync=any(one.no_sync for one in backwards),
+                    )
+                case Iteration():
+                    yield self._completed(record)
+                case _:
+                    yield record
+        yield from self._evaluations()
 
-    def _samples(self, forward: Event) -> tuple[str, ...]:
-        """Return a forward pass's samples: those of its batch, unless it got only part of it."""
-        kept, rows = self._batch(forward), forward["rows"]
-        named = self._name(forward["at"][0], kept) if kept and len(kept) == len(rows) else None
-        return tuple(f"row {row}" for row in rows) if named is None else named
+    def _with_samples(self, forward: Forward) -> Forward:
+        """Add a forward pass's samples: those of its batch, unless it got only part of it."""
+        kept, rows = self._batch(forward), forward.rows
+        known = self._name(forward.at, kept) if kept and len(kept) == len(rows) else None
+        return replace(forward, samples=[f"row {row}" for row in rows] if known is None else known)
 
-    def _batch(self, forward: Event) -> list[int]:
+    def _iteration(self, at: Sequence[int] | None) -> Iteration:
+        return self._iterations.get((at[0], at[1]), Iteration()) if at else Iteration()
+
+    def _batch(self, forward: Forward) -> Sequence[int]:
         """Return the indices of a forward pass's batch; empty if they are unknown."""
-        loader, epoch, batch = forward["at"] or (-1, -1, 0)
-        kept = self._trace.epochs.get((loader, epoch), {}).get("kept") or []
-        return kept[batch] if batch < len(kept) else []
+        kept = self._iteration(forward.at).kept
+        return kept[forward.at[2]] if forward.at and forward.at[2] < len(kept) else ()
 
-    def _name(self, loader: int, indices: Iterable[int]) -> tuple[str, ...] | None:
-        dataset = self._trace.loaders[loader]["dataset"]
-        return self._identities.name(self._trace, dataset, indices)
+    def _name(self, at: Sequence[int] | None, indices: Sequence[int] | None) -> list[str] | None:
+        if indices is None:
+            return None
+        return self._identities.name(self._trace, self._iteration(at).dataset, indices)
 
-    def steps(self) -> Iterator[OptimizerStep]:
-        gathered: dict[int, _SinceStep] = {}
-        since, firsts = _SinceStep(), iter(self._firsts)
-        state: ModelState | None = None
-        for event in self._trace.events:
-            match event["t"]:
-                case "state":
-                    state = ModelState(**_fields(event))
-                case "f":
-                    since.draws |= event["grad"] and event["training"] and event["draws"]
-                case "backward":
-                    first = next(firsts)
-                    rows = () if first is None else tuple(first["rows"])
-                    since.micros += (Micro(self._samples(first) if first else (), rows),)
-                case "no_sync":
-                    since.no_sync = True
-                case "step":
-                    # Each optimizer's step has the passes since its previous step.
-                    for other in gathered.values():
-                        other.add(since)
-                    gradients = {n: Gradient(**facts) for n, facts in event["gradients"].items()}
-                    facts = {**_fields(event), "gradients": gradients, "lr": tuple(event["lr"])}
-                    own = gathered.pop(event["optimizer"], since)
-                    yield OptimizerStep(**facts, **vars(own), state=state)
-                    gathered[event["optimizer"]] = _SinceStep()
-                    since = _SinceStep()
-
-    def iterations(self) -> Iterator[Iteration]:
-        roles, sliced = self._roles()
-        for (number, epoch), event in self._trace.epochs.items():
-            yield Iteration(
-                loader=number,
-                epoch=epoch,
-                role=roles.get(number, ""),
-                plan=self._plan(number, epoch),
-                order=event.get("order", ""),
-                is_sorted=event.get("is_sorted", False),
-                is_sliced=number in sliced,
-                num_batches=event.get("num_batches"),
-                num_left=self._num_left(number, epoch),
-                **self._trace.loaders[number]["facts"],
-            )
-
-    def _num_left(self, loader: int, epoch: int) -> int:
-        """Return how many batches at an iteration's end were not used for training, if it ended."""
-        kept = self._trace.epochs[loader, epoch].get("kept") or ()
-        places = [forward["at"] for forward in self._trained.values() if forward["at"] is not None]
-        trained = [batch for *place, batch in places if place == [loader, epoch]]
-        is_over = (loader, epoch + 1) in self._trace.epochs or self._trace.how == "ended"
-        return len(kept) - max(trained) - 1 if kept and trained and is_over else 0
-
-    def _roles(self) -> tuple[dict[int, str], set[int]]:
-        """Return the roles of loaders, and those whose batches are used only in part."""
-        roles: dict[int, str] = {}
-        sliced = set()
-        for forward in self._forwards.values():
-            if forward["at"] is None:
-                continue
-            loader = forward["at"][0]
-            if loader in self._train_loaders:
-                roles[loader] = "train"
-                is_part = 0 < len(forward["rows"]) < len(self._batch(forward))
-                if forward["f"] in self._trained and is_part:
-                    sliced.add(loader)
-            elif _is_evaluating(forward):
-                roles[loader] = "eval"
-        return roles, sliced
-
-    def evaluations(self) -> Iterator[EvaluationPass]:
-        between: list[Event] = []
-        for event in self._trace.events:
-            if event["t"] == "f" and event["f"] in self._trained:
-                yield from self._evaluation(between, is_finished=True)
-                between = []
-            elif event["t"] in ("collective", "printed") or (
-                event["t"] == "f" and self._evaluates(event)
-            ):
-                between.append(event)
-        yield from self._evaluation(between, is_finished=self._trace.how in ("ended", "stopped"))
-
-    def _evaluation(self, events: list[Event], *, is_finished: bool) -> Iterator[EvaluationPass]:
-        """Yield the evaluation between two passes of training, if there is one."""
-        passes = [event for event in events if event["t"] == "f" and self._samples(event)]
-        if not passes:
-            return
-        since = events[events.index(passes[0]) :]
-        calls = [event for event in since if event["t"] == "collective"]
-        printed = [event["numbers"] for event in since if event["t"] == "printed"]
-        whole: dict[tuple[int, int], tuple[str, ...]] = {}
-        direct: list[str] = []
-        for event in passes:
-            loader, epoch, _ = event["at"] or (-1, -1, -1)
-            plan = self._plan(loader, epoch)
-            if plan is None:
-                direct += self._samples(event)
-            else:
-                whole[loader, epoch] = plan
-        yield EvaluationPass(
-            samples=(*(name for plan in whole.values() for name in plan), *direct),
-            seen=tuple(name for event in passes for name in self._samples(event)),
-            rows=tuple(row for event in passes for row in event["rows"]),
-            collectives=tuple(Collective(**_fields(call)) for call in calls),
-            printed=tuple(text for numbers in printed for text in numbers),
-            is_finished=is_finished,
+    def _completed(self, iteration: Iteration) -> Iteration:
+        """Add the role of an iteration, its samples, and which of its batches were used."""
+        loader, kept = iteration.loader, iteration.kept
+        own = [one for one in self._forwards.values() if one.at and one.at[0] == loader]
+        trained = [one for one in own if one.number in self._trained]
+        places = [one.at[2] for one in trained if one.at and one.at[1] == iteration.epoch]
+        is_over = (loader, iteration.epoch + 1) in self._iterations or self._trace.how == "ended"
+        role = "eval" if not all(one.may_train for one in own) else ""
+        return replace(
+            iteration,
+            role="train" if trained else role,
+            plan=self._name(iteration.place, iteration.indices),
+            is_sliced=any(0 < len(one.rows) < len(self._batch(one)) for one in trained),
+            num_left=len(kept) - max(places) - 1 if kept and places and is_over else 0,
         )
 
-    def _evaluates(self, forward: Event) -> bool:
-        if forward["f"] in self._trained or not _is_evaluating(forward):
-            return False
-        at = forward["at"]
-        return not forward["training"] if at is None else at[0] not in self._train_loaders
+    def _evaluations(self) -> Iterator[EvaluationPass]:
+        between: list[Any] = []
+        for record in self._trace.records:
+            if isinstance(record, Forward):
+                forward = self._forwards[record.number]
+                if record.number in self._trained:
+                    yield from self._evaluation(between, is_finished=True)
+                    between = []
+                elif self._evaluates(forward):
+                    between.append(forward)
+            elif isinstance(record, Collective | Note):
+                between.append(record)
+        yield from self._evaluation(between, is_finished=self._trace.how in ("ended", "stopped"))
 
-    def _plan(self, loader: int, epoch: int) -> tuple[str, ...] | None:
-        plan = self._trace.epochs.get((loader, epoch), {}).get("plan")
-        return None if plan is None else self._name(loader, plan)
+    def _evaluates(self, forward: Forward) -> bool:
+        if forward.at is None:
+            return not forward.is_training
+        return not forward.may_train and forward.at[0] not in self._train_loaders
 
-
-@dataclass
-class _SinceStep:
-    micros: tuple[Micro, ...] = ()
-    draws: bool = False
-    no_sync: bool = False
-
-    def add(self, other: _SinceStep) -> None:
-        """Add what happened until another optimizer's step."""
-        self.micros += other.micros
-        self.draws |= other.draws
-        self.no_sync |= other.no_sync
-
-
-def _fields(event: Event) -> Event:
-    return {name: value for name, value in event.items() if name != "t"}
-
-
-def _is_evaluating(forward: Event) -> bool:
-    return not forward["grad"] or not forward["training"]
+    def _evaluation(self, records: list[Any], *, is_finished: bool) -> Iterator[EvaluationPass]:
+        """Yield the evaluation between two passes of training, if there is one."""
+        forwards = [one for one in records if isinstance(one, Forward) and one.samples]
+        if not forwards:
+            return
+        since = RankTrace(records=records[records.index(forwards[0]) :])
+        whole: dict[tuple[int, int], Sequence[str]] = {}
+        direct: list[str] = []
+        for forward in forwards:
+            place = self._iteration(forward.at).place
+            plan = self._name(forward.at, self._iteration(forward.at).indices)
+            if plan is None:
+                direct += forward.samples
+            else:
+                whole[place] = plan
+        yield EvaluationPass(
+            samples=[*(name for plan in whole.values() for name in plan), *direct],
+            seen=[name for one in forwards for name in one.samples],
+            rows=[row for one in forwards for row in one.rows],
+            collectives=since.of(Collective),
+            printed=[text for numbers in since.notes("printed") for text in numbers],
+            is_finished=is_finished,
+        )

@@ -1,4 +1,4 @@
-"""The events of one process, as lines of JSON, and the copy of the working folder for the program.
+"""The records of one process, as lines of a file, and the program's copy of the working folder.
 
 Nothing here may disturb the program: what cannot be recorded is left out. In the copy, large files
 and folders that programs do not write to are links; a large file is copied when it is opened to be
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import shutil
@@ -17,7 +16,7 @@ import stat
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -25,12 +24,11 @@ from typing import Any, NoReturn, final
 import safetensors.torch
 import torch
 
+from unisono.tools.verify.trace import Bits, Note, Place, line_of
+
 _POLL_S = 0.01
 _OTHERS_AT_MOST_S = 20.0
 _GIVEN_AT_MOST = 4
-
-BatchPlace = tuple[int, int, int]
-"""A loader, an iteration over it, and a batch in the iteration, each counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Recorder:
     rank: int
     world_size: int
     # the newest batches: loader, iteration and batch, and hashes of what they consist of
-    given: list[tuple[BatchPlace, set[str]]] = field(default_factory=list)
+    given: list[tuple[Place, set[str]]] = field(default_factory=list)
     is_between: bool = True  # the newest iteration of a loader has ended
     num_steps: int = 0  # of all optimizers
     is_exact: bool = False  # the program trains with Unisono; the hooks for other programs are off
@@ -69,22 +67,34 @@ class Recorder:
 
     def __post_init__(self) -> None:
         path = Path(self.options.folder, f"rank{self.rank}.jsonl")
-        self._events = open(path, "a", buffering=1)  # noqa: SIM115  # until the process ends
+        self._records = open(path, "a", buffering=1)  # noqa: SIM115  # until the process ends
 
-    def write(self, event: str, /, **fields: Any) -> None:
-        """Record one event."""
+    def write(self, record: Any) -> None:
+        """Record one of the values of :mod:`unisono.tools.verify.trace`."""
         if os.getpid() == self.pid:
-            self._events.write(json.dumps({"t": event, **fields}) + "\n")
+            self._records.write(line_of(record))
+
+    def write_bits(self, bits: Mapping[str, Mapping[str, str]], place: int | None = None) -> None:
+        """Record digests of the present step, by kind, of a shard or of this rank."""
+        place = self.rank if place is None else place
+        for kind, digests in bits.items():
+            self.write(Bits(self.num_steps, kind, place, digests))
+
+    def count_step(self, of_optimizer: int | None = None) -> None:
+        """Count a step; leave the program after the last one, of any optimizer if they have one."""
+        self.num_steps += 1
+        if (self.num_steps if of_optimizer is None else of_optimizer) >= self.options.steps:
+            self.stop()
 
     def train_with_unisono(self) -> None:
         """Remove the hooks for other programs."""
         if not self.is_exact:
             self.is_exact = True
-            self.write("exact")
+            self.write(Note("unisono"))
             for handle in self.handles:
                 handle.remove()
 
-    def record_batch(self, at: BatchPlace, rows: set[str]) -> None:
+    def record_batch(self, at: Place, rows: set[str]) -> None:
         """Record that the program gets a batch; several are kept, as libraries read ahead."""
         self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, rows)]
         self.is_between = False
@@ -95,16 +105,16 @@ class Recorder:
         try:
             yield
         except Exception:
-            self.write("trouble", text=traceback.format_exc())
+            self.write(Note("trouble", traceback.format_exc()))
 
     def end(self, how: str) -> None:
-        """Record how the program ended, and the final events of the hooks."""
+        """Record how the program ended, and what the hooks record last."""
         if os.getpid() != self.pid:
             return
         for act in self.at_end:
             with self.guarded():
                 act()
-        self.write("end", how=how)
+        self.write(Note("end", how))
         self._done_path(self.rank).touch()
 
     def stop(self) -> NoReturn:

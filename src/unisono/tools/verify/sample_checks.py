@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
 from unisono.tools.verify.findings import WRONG, Finding, in_order, ok, unknown, wrong
-from unisono.tools.verify.trace import EvaluationPass, RankTrace, TwoRuns
+from unisono.tools.verify.trace import (
+    Collective,
+    EvaluationPass,
+    Iteration,
+    Loader,
+    RankTrace,
+    TwoRuns,
+)
 
 
 def check_samples(seen: TwoRuns) -> list[Finding]:
@@ -42,15 +49,15 @@ def _samples_same(seen: TwoRuns) -> Finding:
 def _epoch_order(seen: TwoRuns) -> Finding:
     """Check that a shuffled order changes from epoch to epoch."""
     check, is_seen = "epoch-order-fixed", False
-    for number in sorted({i.loader for i in seen.ranks[0].iterations if i.role == "train"}):
-        orders = [[i for i in rank.iterations if i.loader == number] for rank in seen.ranks]
+    for number in sorted({i.loader for i in seen.ranks[0].of(Iteration) if i.role == "train"}):
+        orders = [[i for i in rank.of(Iteration) if i.loader == number] for rank in seen.ranks]
         first = orders[0][0]
         if any(len(of_rank) < 2 or not of_rank[0].order for of_rank in orders):
             continue
         is_seen = True
         is_shuffled = not all(i.is_sorted for of_rank in orders for i in of_rank)
         is_fixed = all(of_rank[0].order == of_rank[1].order for of_rank in orders)
-        of_one = [i.order for i in seen.one.iterations if i.loader == number][:2]
+        of_one = [i.order for i in seen.one.of(Iteration) if i.loader == number][:2]
         is_meant = not first.has_set_epoch and len(set(of_one)) < 2
         if is_shuffled and is_fixed and not is_meant:
             return wrong(
@@ -97,16 +104,14 @@ def _samples_lost(seen: TwoRuns) -> Finding:
     if evidence:
         return ok(check, evidence)
     if seen.ended and seen.one.how == "ended":
-        together = {row for rank in seen.ranks for step in rank.steps for row in step.rows}
-        alone = {row for step in seen.one.steps for row in step.rows}
+        together, alone = set().union(*(rank.rows for rank in seen.ranks)), seen.one.rows
         if together and together < alone:
             told = f"ranks train with {len(together)} samples, one rank with {len(alone)}"
             return wrong(check, f"By the end {told}: {len(alone) - len(together)} are left out.")
         if together and together == alone:
             return ok(check, f"By the end ranks have trained with {len(together)}, as one rank.")
     if (given := seen.rows_of_an_epoch()) is not None:
-        together = set().union(*given)
-        alone = {row for step in seen.one.steps for row in step.rows}
+        together, alone = set().union(*given), seen.one.rows
         if together and together < alone:
             told = f"ranks train again with the same {len(together)} samples, one rank with more"
             remedy = "Let ranks share what is left over, or give each rank parts of one size."
@@ -116,7 +121,8 @@ def _samples_lost(seen: TwoRuns) -> Finding:
 
 def _agree_on_fewest(seen: TwoRuns, counts: Sequence[int]) -> bool:
     """Return whether ranks put these numbers together, one of each, or take the least of them."""
-    for calls in zip(*(rank.collectives for rank in seen.ranks), strict=False):
+    of_ranks = ([call for call in rank.of(Collective) if call.values] for rank in seen.ranks)
+    for calls in zip(*of_ranks, strict=False):
         if all(sorted(call.values) == sorted(counts) for call in calls):
             return True
         given = [list(call.given) for call in calls]
@@ -130,8 +136,8 @@ def _split(seen: TwoRuns) -> Finding:
     check = "split-differs"
     trained = [_plans(rank, "train") for rank in seen.ranks]
     validated = [_plans(rank, "eval") for rank in seen.ranks]
-    given = [{row for step in rank.steps for row in step.rows} for rank in seen.ranks]
-    evaluated = [{row for one in rank.evaluations for row in one.rows} for rank in seen.ranks]
+    given = [rank.rows for rank in seen.ranks]
+    evaluated = [{row for e in rank.of(EvaluationPass) for row in e.rows} for rank in seen.ranks]
     if not any(trained) and not any(given):
         return unknown(check, "Which samples are trained with is not known.")
     for training, validation in ((trained, validated), (given, evaluated)):
@@ -147,7 +153,7 @@ def _split(seen: TwoRuns) -> Finding:
 
 
 def _plans(rank: RankTrace, role: str) -> set[str]:
-    return {s for i in rank.iterations if i.role == role for s in i.plan or ()}
+    return {s for i in rank.of(Iteration) if i.role == role for s in i.plan or ()}
 
 
 _SUMS = ("all_reduce", "reduce")
@@ -166,7 +172,7 @@ def check_evaluations(seen: TwoRuns) -> list[Finding]:
 
 
 def _evaluations(seen: TwoRuns) -> Iterator[Evaluation]:
-    of_runs = (rank.evaluations for rank in (seen.one, *seen.ranks))
+    of_runs = (rank.of(EvaluationPass) for rank in (seen.one, *seen.ranks))
     for at, (one, *found) in enumerate(zip_longest(*of_runs)):
         ranks = [rank for rank in found if rank is not None]
         if ranks and all(rank.is_finished for rank in ranks):
@@ -178,12 +184,18 @@ def _worst(seen: TwoRuns, check: str, judge: Callable[[str, Evaluation], Finding
         return in_order(found)[0]
     if seen.ended:
         return ok(check, "The program evaluates nothing.")
-    num_epochs = min(sum(i.role == "train" for i in rank.iterations) for rank in seen.ranks)
-    if num_epochs > 1 and not any(rank.num_idle for rank in seen.ranks):
+    num_epochs = min(sum(i.role == "train" for i in rank.of(Iteration)) for rank in seen.ranks)
+    if num_epochs > 1 and not any(map(_has_idle_loader, seen.ranks)):
         told = f"No evaluation came between {num_epochs} epochs, and no loader waits for one."
         return ok(check, told)
     why = "No evaluation was seen before the program was stopped."
     return unknown(check, why, "Let it run longer: `--steps`.")
+
+
+def _has_idle_loader(rank: RankTrace) -> bool:
+    """Return whether nothing was read from one of its loaders."""
+    used = {iteration.loader for iteration in rank.of(Iteration)}
+    return any(loader.number not in used for loader in rank.of(Loader))
 
 
 def _partial(check: str, evaluation: Evaluation) -> Finding:

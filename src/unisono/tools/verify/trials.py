@@ -21,8 +21,8 @@ from unisono.runtime.launch.report import failure_message
 from unisono.runtime.launch.supervise import supervise
 from unisono.runtime.notices import plural
 from unisono.runtime.signals import ENDING_SIGNALS, signals_as_bytes
-from unisono.tools.verify.reading import RawTrace, read_trace
 from unisono.tools.verify.recorder import Limits, copy_folder
+from unisono.tools.verify.trace import RankTrace, read_trace
 
 _ALARM_AGAIN_S = 5.0
 _STALL_TIMEOUT_S = 20.0  # how long ranks may wait without any of them moving
@@ -42,7 +42,7 @@ class Program:
 class Trial:
     """How one run ended."""
 
-    traces: tuple[RawTrace, ...]  # what each rank recorded
+    traces: tuple[RankTrace, ...]  # what each rank recorded
     failure: str = ""  # why it did not end well; empty if it did
     interrupted_by: int | None = None  # the signal that the user ended it with
 
@@ -112,7 +112,7 @@ class Trials:
             failure = failure_message(ended.state, world_size)
             failure = failure.replace(str(copy), str(self._program.folder))
         traces = tuple(read_trace(folder, rank) for rank in range(world_size))
-        troubles = [event["text"] for trace in traces for event in trace.of("trouble")]
+        troubles = [text for trace in traces for text in trace.notes("trouble")]
         if troubles and not failure:
             failure = f"not all that it did could be recorded:\n\n{troubles[0]}"
         return Trial(traces, failure, signum)

@@ -15,18 +15,17 @@ from unisono.tools.verify.bit_checks import (
     check_resumptions,
     check_states,
     compare,
-    loss_notice,
 )
 from unisono.tools.verify.findings import CAUSES_FIRST, Finding, Verdict, in_order, unknown
 from unisono.tools.verify.gradient_checks import check_gradients
-from unisono.tools.verify.reading import Identities, RawTrace, resolve
+from unisono.tools.verify.reading import Identities, hashes_of, resolve
 from unisono.tools.verify.recorder import Limits
 from unisono.tools.verify.sample_checks import (
     check_evaluations,
     check_samples,
     with_means_of_evaluations,
 )
-from unisono.tools.verify.trace import TwoRuns
+from unisono.tools.verify.trace import Iteration, Loader, OptimizerStep, RankTrace, TwoRuns
 from unisono.tools.verify.trials import Program, Trial, Trials, trials_of
 
 _CHECKS = (check_samples, check_gradients, check_states, check_evaluations)
@@ -67,7 +66,7 @@ def _compared(trials: Trials, world_size: int, say: Callable[[str], None]) -> Ve
     if trial.interrupted_by is not None or not _has_steps(trial):
         why = "The program did not come to a step of an optimizer of torch on all ranks."
         return _unverified(trial, why, CAUSES_FIRST, (1, world_size))
-    if any(trace.of("exact") for trace in trial.traces):
+    if any(trace.notes("unisono") for trace in trial.traces):
         return _exact(trials, trial, say)
     say("running on 1 rank")
     alone = _run_one(trials, trial, "one")
@@ -91,7 +90,7 @@ def _exact(trials: Trials, trial: Trial, say: Callable[[str], None]) -> Verdict:
     """Compare the bits of runs on all numbers of workers up to that of the first run."""
     most, trouble = len(trial.traces), trial.trouble
     sizes, runs = tuple(range(1, most + 1)), {most: bits_of(trial.traces)}
-    told = loss_notice(trial.traces)
+    told = next((line for trace in trial.traces for line in trace.notes("loss")), "")
     for world_size in reversed(sizes[:-1]):
         say(f"running on {plural(world_size, 'rank')}")
         trial = trials.run(world_size, f"on-{world_size}")
@@ -112,7 +111,7 @@ def _resumed(trials: Trials, world_size: int, say: Callable[[str], None]) -> Ver
     say("running undisturbed")
     trial = trials.run(world_size, "undisturbed")
     undisturbed, limits = bits_of(trial.traces), trials.limits
-    num_steps = min(len(trace.of("step-bits")) for trace in trial.traces)
+    num_steps = min(trace.num_steps for trace in trial.traces)
     if trial.failure or num_steps < 2:
         why = "The program took fewer than two steps of an optimizer."
         return _unverified(trial, why, KINDS, (world_size,))
@@ -133,51 +132,49 @@ def _resumed(trials: Trials, world_size: int, say: Callable[[str], None]) -> Ver
     return Verdict((world_size,), findings, is_exact=True)
 
 
-def judge(traces: Sequence[RawTrace], one: RawTrace) -> tuple[Finding, ...]:
+def judge(traces: Sequence[RankTrace], one: RankTrace) -> tuple[Finding, ...]:
     """Apply all checks to the ranks of one run, and a run on one rank."""
-    identities = Identities([*traces, one])
-    ranks = tuple(resolve(trace, identities) for trace in traces)
-    seen = TwoRuns(ranks, resolve(one, identities))
+    *ranks, of_one = resolve([*traces, one])
+    seen = TwoRuns(ranks, of_one)
     findings = [finding for check in _CHECKS for finding in check(seen)]
     return in_order(with_means_of_evaluations(findings, seen))
 
 
 def _has_steps(trial: Trial) -> bool:
-    return all(trace.of("step", "step-bits") for trace in trial.traces)
+    return all(trace.num_steps for trace in trial.traces)
 
 
-def _passes_of_first_step(trace: RawTrace) -> int:
-    kinds = [event["t"] for event in trace.of("backward", "step")]
-    return kinds.index("step") if "step" in kinds else 0
+def _passes_of_first_step(trace: RankTrace) -> int:
+    return next((step.backwards[1] for step in trace.of(OptimizerStep)), 0)
 
 
-def feed_of(traces: Sequence[RawTrace], *, one_by_one: bool = False) -> dict[str, Any]:
+def feed_of(traces: Sequence[RankTrace], *, one_by_one: bool = False) -> dict[str, Any]:
     """Return the samples of each iteration, as batches of ``[index, content]``.
 
     ``epochs`` are by ``"loader/iteration"``, ``lengths`` of the loaders' datasets (-1: an index is
     another sample on each rank) and global ``batch_sizes`` by loader. With `one_by_one` the batches
     of ranks follow each other, for a program that accumulates more passes on fewer ranks.
     """
-    identities = Identities(traces)
-    epochs, factors, lengths = {}, {}, {}
-    for place in sorted({place for trace in traces for place in trace.epochs}):
-        plans = [_batches(trace, place) for trace in traces if place in trace.epochs]
-        if None not in plans:
-            loader, epoch = place
-            epochs[f"{loader}/{epoch}"], factors[loader] = _together(plans, one_by_one)
-    for number, facts in traces[0].loaders.items():
-        is_shared = identities.are_shared(facts["dataset"])
-        lengths[str(number)] = facts["base_length"] if is_shared else -1
-    sizes = _batch_sizes(traces, factors)
-    return {"epochs": epochs, "lengths": lengths, "batch_sizes": sizes}
+    identities, epochs, factors = Identities(traces), {}, {}
+    plans: dict[tuple[int, int], list[Any]] = {}
+    for trace in traces:
+        for iteration in trace.of(Iteration):
+            plans.setdefault(iteration.place, []).append(_batches(trace, iteration))
+    for (loader, epoch), of_ranks in sorted(plans.items()):
+        if None not in of_ranks:
+            epochs[f"{loader}/{epoch}"], factors[loader] = _together(of_ranks, one_by_one)
+    lengths = {
+        str(loader.number): loader.length if identities.are_shared(loader.dataset) else -1
+        for loader in traces[0].of(Loader)
+    }
+    return {"epochs": epochs, "lengths": lengths, "batch_sizes": _batch_sizes(traces, factors)}
 
 
-def _batches(trace: RawTrace, place: tuple[int, int]) -> list[list[list[Any]]] | None:
-    kept = trace.epochs[place].get("kept")
-    if kept is None:
+def _batches(trace: RankTrace, iteration: Iteration) -> list[list[list[Any]]] | None:
+    if iteration.indices is None:
         return None
-    contents = trace.contents.get(trace.loaders[place[0]]["dataset"], {})
-    return [[[index, contents.get(index, "")] for index in batch] for batch in kept]
+    hashes = hashes_of(trace).get(iteration.dataset, ())
+    return [[[at, hashes[at] if at < len(hashes) else ""] for at in b] for b in iteration.kept]
 
 
 def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
@@ -190,16 +187,17 @@ def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
     return [[item for batch in row for item in batch] for row in rows], len(plans)
 
 
-def _batch_sizes(traces: Sequence[RawTrace], factors: dict[int, int]) -> dict[str, int]:
+def _batch_sizes(traces: Sequence[RankTrace], factors: dict[int, int]) -> dict[str, int]:
     """Return global batch sizes; a loader that is not iterated over takes its dataset's factor."""
-    loaders = traces[0].loaders
-    of_dataset = {loaders[k]["dataset"]: factor for k, factor in factors.items() if k in loaders}
+    loaders = traces[0].of(Loader)
+    of_dataset = {one.dataset: factors[one.number] for one in loaders if one.number in factors}
     sizes = {}
-    for number, facts in loaders.items():
-        factor = factors.get(number, of_dataset.get(facts["dataset"], len(traces)))
-        size = facts["batch_size"]
+    for one in loaders:
+        factor = factors.get(one.number, of_dataset.get(one.dataset, len(traces)))
+        size = one.batch_size
         if factor > 1:
-            size = sum(t.loaders[number]["batch_size"] or 0 for t in traces if number in t.loaders)
+            alike = [o for trace in traces for o in trace.of(Loader) if o.number == one.number]
+            size = sum(o.batch_size or 0 for o in alike)
         if size:
-            sizes[str(number)] = size
+            sizes[str(one.number)] = size
     return sizes
