@@ -4,7 +4,7 @@ from tests.verify.made import ALONE, ran
 from unisono.tools.verify.findings import ok, wrong
 from unisono.tools.verify.print_hooks import numbers_in
 from unisono.tools.verify.sample_checks import check_evaluations, with_means_of_evaluations
-from unisono.tools.verify.trace import Collective, EvaluationPass, Iteration, Loader, TwoRuns
+from unisono.tools.verify.trace import Collective, EvaluationPass, Iteration, LoaderFacts, TwoRuns
 
 GATHERED_COUNTS = Collective("all_gather", (2.0, 3.0, 1.0, 3.0))  # right, of so many
 GATHERED_CLASSES = Collective("all_gather", (3.0, 3.0, 3.0, 3.0, 3.0, 3.0))
@@ -54,7 +54,7 @@ def test_nothing_to_evaluate():
 )
 def test_a_program_without_an_evaluation_is_verified(num_epochs, num_idle, expected):
     epochs = [Iteration(epoch=epoch) for epoch in range(num_epochs)]
-    loaders = [Loader(number) for number in range(1 + num_idle)]
+    loaders = [LoaderFacts(number) for number in range(1 + num_idle)]
     ranks = [ran(*loaders, *epochs, how="stopped")] * 2
     found = check_evaluations(TwoRuns(ranks, ALONE))
     assert [finding.verdict for finding in found] == [expected] * 2

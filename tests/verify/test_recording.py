@@ -29,7 +29,7 @@ from unisono.tools.verify.trace import (
     Forward,
     Gradient,
     Iteration,
-    Loader,
+    LoaderFacts,
     ModelState,
     Note,
     OptimizerStep,
@@ -122,7 +122,7 @@ def rank(number, kept, contents, batch_size=2):
     return RankTrace(
         number,
         (
-            Loader(0, 0, len(contents), batch_size),
+            LoaderFacts(0, 0, len(contents), batch_size),
             Iteration(indices=indices, kept=kept),
             Contents(0, len(contents), contents),
         ),

@@ -21,7 +21,7 @@ from torch.utils.data import dataloader as dataloader_module
 
 from unisono.tools.verify.digests import base_of, contents_of, digest_of, rows_of_tensors
 from unisono.tools.verify.recorder import Recorder, wrap
-from unisono.tools.verify.trace import Contents, Iteration, Loader
+from unisono.tools.verify.trace import Contents, Iteration, LoaderFacts
 
 _BATCHES_PLANNED_AT_MOST = 100_000
 
@@ -67,7 +67,7 @@ class LoaderHooks:
             self._bases.append(base)
         dataset = self._number_of(base)
         size = loader.batch_size or getattr(batch_sampler, "batch_size", None)
-        self._recorder.write(Loader(number, dataset, length, size))
+        self._recorder.write(LoaderFacts(number, dataset, length, size))
         facts = Iteration(
             loader=number,
             dataset=dataset,

@@ -15,7 +15,7 @@ from unisono.tools.verify.trace import (
     Collective,
     EvaluationPass,
     Iteration,
-    Loader,
+    LoaderFacts,
     RankTrace,
     TwoRuns,
 )
@@ -195,7 +195,7 @@ def _worst(seen: TwoRuns, check: str, judge: Callable[[str, Evaluation], Finding
 def _has_idle_loader(rank: RankTrace) -> bool:
     """Return whether nothing was read from one of its loaders."""
     used = {iteration.loader for iteration in rank.of(Iteration)}
-    return any(loader.number not in used for loader in rank.of(Loader))
+    return any(loader.number not in used for loader in rank.of(LoaderFacts))
 
 
 def _partial(check: str, evaluation: Evaluation) -> Finding:

@@ -46,7 +46,7 @@ def read_trace(folder: Path, rank: int) -> RankTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class LoaderFacts:
     """A DataLoader that was created."""
 
     number: int = 0  # in the order of creation
@@ -223,7 +223,7 @@ class Note:
 _RECORDS = {
     kind.__name__: kind
     for kind in (
-        *(Loader, Contents, Iteration, Forward, Backward, Gradient, ModelState, OptimizerStep),
+        *(LoaderFacts, Contents, Iteration, Forward, Backward, Gradient, ModelState, OptimizerStep),
         *(Collective, Bits, Note),
     )
 }

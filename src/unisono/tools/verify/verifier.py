@@ -25,7 +25,7 @@ from unisono.tools.verify.sample_checks import (
     check_samples,
     with_means_of_evaluations,
 )
-from unisono.tools.verify.trace import Iteration, Loader, OptimizerStep, RankTrace, TwoRuns
+from unisono.tools.verify.trace import Iteration, LoaderFacts, OptimizerStep, RankTrace, TwoRuns
 from unisono.tools.verify.trials import Program, Trial, Trials, trials_of
 
 _CHECKS = (check_samples, check_gradients, check_states, check_evaluations)
@@ -165,7 +165,7 @@ def feed_of(traces: Sequence[RankTrace], *, one_by_one: bool = False) -> dict[st
             epochs[f"{loader}/{epoch}"], factors[loader] = _together(of_ranks, one_by_one)
     lengths = {
         str(loader.number): loader.length if identities.are_shared(loader.dataset) else -1
-        for loader in traces[0].of(Loader)
+        for loader in traces[0].of(LoaderFacts)
     }
     return {"epochs": epochs, "lengths": lengths, "batch_sizes": _batch_sizes(traces, factors)}
 
@@ -189,14 +189,14 @@ def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
 
 def _batch_sizes(traces: Sequence[RankTrace], factors: dict[int, int]) -> dict[str, int]:
     """Return global batch sizes; a loader that is not iterated over takes its dataset's factor."""
-    loaders = traces[0].of(Loader)
+    loaders = traces[0].of(LoaderFacts)
     of_dataset = {one.dataset: factors[one.number] for one in loaders if one.number in factors}
     sizes = {}
     for one in loaders:
         factor = factors.get(one.number, of_dataset.get(one.dataset, len(traces)))
         size = one.batch_size
         if factor > 1:
-            alike = [o for trace in traces for o in trace.of(Loader) if o.number == one.number]
+            alike = [o for trace in traces for o in trace.of(LoaderFacts) if o.number == one.number]
             size = sum(o.batch_size or 0 for o in alike)
         if size:
             sizes[str(one.number)] = size
