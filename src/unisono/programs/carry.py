@@ -18,9 +18,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
+import json
 import random
 import sys
 import types
+import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -32,7 +35,9 @@ from torch import nn
 
 from unisono.programs import holders as h
 from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value
+from unisono.programs.live import names_in
 from unisono.programs.walk import is_of_a_library
+from unisono.runtime.device import bytes_of, on_host
 
 Packed = Any
 _CLASSES = {"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set"}
@@ -81,6 +86,11 @@ class Known:
                     found.setdefault(_key(code), code)
         return found
 
+    @functools.cached_property
+    def _names_in_modules(self) -> set[str]:
+        """The names that code outside of functions uses, too."""
+        return set(itertools.chain.from_iterable(map(names_in, self._codes.values())))
+
     def code(self, key: str) -> types.CodeType | None:
         """Return the program's code with this key."""
         return self._codes.get(key)
@@ -94,7 +104,9 @@ class Known:
             found = vars(found).get(part) if found is not None else None
         if isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
-        is_allowed = not is_of_a_library(module) or name.split(".")[0] in self.names
+        first = name.split(".")[0]
+        is_allowed = not is_of_a_library(module) or first in self.names
+        is_allowed = is_allowed or first in self._names_in_modules
         is_allowed |= module == "builtins" and name in _CLASSES
         is_allowed |= id(found) in self._kinds
         if found is None or not (is_allowed or _is_of_torch(found)):
@@ -414,3 +426,17 @@ class Unpacker:
 
 def _name_of(value: Any) -> dict[str, str]:
     return {"module": value.__module__, "name": value.__qualname__}
+
+
+def number_of(packed: Packed) -> int:
+    """Return a 32-bit hash of packed values, the same in every process."""
+    number = 0
+
+    def text(value: Any) -> Any:
+        nonlocal number
+        if isinstance(value, torch.Tensor):
+            number = zlib.crc32(bytes_of(on_host(value.detach()).contiguous()), number)
+            return f"{value.dtype} {tuple(value.shape)}"
+        return f"{getattr(value, 'dtype', type(value))} {getattr(value, 'tobytes', str)()!r}"
+
+    return zlib.crc32(json.dumps(packed, default=text, sort_keys=True).encode(), number)

@@ -16,7 +16,6 @@ Values that passes store stay local to each worker: by rehearsal, nothing depend
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from copy import copy as copied
@@ -31,12 +30,11 @@ from torch.utils._pytree import tree_map
 from unisono.errors import CheckpointError, MismatchError
 from unisono.programs import holders as h
 from unisono.programs.account import Account, ChangedPlace, fill, over_memory_of
-from unisono.programs.carry import Known, Ours, Packer, Unpacker
+from unisono.programs.carry import Known, Ours, Packer, Unpacker, number_of
 from unisono.programs.forms import Opaque, is_value
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
 from unisono.programs.walk import Walk, is_of_a_library, is_of_process
-from unisono.runtime.device import bytes_of, on_host
 from unisono.runtime.workers.team import Team
 
 OPTIMIZER = "the optimizer"
@@ -246,7 +244,7 @@ class KeptProgram:
             values = {k: v for k, v in values.items() if not _is_of_optimizer(k)}
         if team.size == 1:
             return changed
-        number = _number_of(values)
+        number = number_of(values)
         votes = None
         while votes is None:
             votes = team.vote(number, "state of the program")
@@ -259,7 +257,7 @@ class KeptProgram:
             part: _undrawn(one) if part.partition("\0")[0] in of_passes else one
             for part, one in packed.items()
         }
-        mine = {part: _number_of(one) for part, one in packed.items()}
+        mine = {part: number_of(one) for part, one in packed.items()}
         heard = team.gather(json.dumps(mine).encode(), "state of the program")
         said = {rank: json.loads(message) for rank, message in heard.items()}
         first = min(said)
@@ -557,19 +555,6 @@ def _undrawn(packed: Any) -> Any:
     if packed.get("@") in ("random", "generator", "bits"):
         return {"@": packed["@"]}
     return {key: _undrawn(part) for key, part in packed.items()}
-
-
-def _number_of(packed: Any) -> int:
-    number = 0
-
-    def text(value: Any) -> Any:
-        nonlocal number
-        if isinstance(value, torch.Tensor):
-            number = zlib.crc32(bytes_of(on_host(value.detach()).contiguous()), number)
-            return f"{value.dtype} {tuple(value.shape)}"
-        return f"{getattr(value, 'dtype', type(value))} {getattr(value, 'tobytes', str)()!r}"
-
-    return zlib.crc32(json.dumps(packed, default=text, sort_keys=True).encode(), number)
 
 
 def _unlike(path: str, first: int, rank: int) -> MismatchError:

@@ -1,4 +1,4 @@
-"""Plain values that differ between workers, such as those computed from the rank.
+"""Values that differ between workers, such as those computed from the rank.
 
 Most are harmless: times, names of devices, a rank that decides who prints. To find out whether a
 pass depends on one, it is computed again with another worker's value.
@@ -6,11 +6,12 @@ pass depends on one, it is computed again with another worker's value.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,17 +20,25 @@ import torch
 from unisono.errors import MismatchError
 from unisono.programs import holders as h
 from unisono.programs.account import fill
+from unisono.programs.carry import Known, Packer, Unpacker, number_of
+from unisono.programs.hashes import hashed
 from unisono.programs.holders import Holder
+from unisono.programs.walk import GENERATORS
+from unisono.runtime.device import bytes_of, on_host
 from unisono.runtime.workers.team import Team
 
 _MANY = 4096  # places of a program, the nearest first
 _LONG = 1024  # values of a place
-_FEW = 16  # elements of a tensor or an array
-_PLAIN = {type(None), bool, int, float, str}
+_LARGE = 1 << 20  # bytes of a tensor or an array; larger ones are not compared
+_PLAIN = (type(None), bool, int, float, str)
+_BY_NAME = (FunctionType, BuiltinFunctionType, type)
+
+Places = Callable[[], tuple[Iterable[Holder], Known]]
+"""Returns the places of a program, and its objects."""
 
 
 class Unlike(NamedTuple):
-    """A value of this worker that differs on another worker."""
+    """A value of this worker that differs on another worker; `slot` is None for a whole tensor."""
 
     holder: Holder
     slot: Any
@@ -41,19 +50,21 @@ class Unlike(NamedTuple):
         """The path to the value."""
         return self.holder.path if self.slot is None else self.holder.shown(self.slot)
 
-    def now(self) -> Any:
-        """Return the present value; None if there is none."""
+    @property
+    def is_present(self) -> bool:
+        """Whether the place still has this worker's value."""
         with suppress(Exception):
             if self.slot is None:
-                return self.holder.owner.tolist()
-            return dict(h.numbered(self.holder.read())).get(self.slot)
-        return None
+                return bool(hashed(self.holder.owner) == hashed(self.here))
+            now = dict(h.numbered(self.holder.read()))[self.slot]
+            return h.same(((), (now,)), ((), (self.here,)))
+        return False
 
     def put(self, value: Any) -> None:
         """Set the value, unless the place has changed its kind."""
         with suppress(Exception):
             if self.slot is None:
-                fill(self.holder.owner, _like(self.holder.owner, value))
+                fill(self.holder.owner, value)
                 return
             names, values = self.holder.read()
             now = dict(h.numbered((names, values)))
@@ -61,42 +72,47 @@ class Unlike(NamedTuple):
             self.holder.put((names, tuple(now.values())))
 
 
-def values_unlike(team: Team, places: Callable[[], Iterable[Holder]]) -> list[Unlike]:
+def values_unlike(team: Team, places: Places) -> list[Unlike]:
     """Return the values in some places that differ on the next worker. Collective."""
     if team.size == 1:
         return []
-    mine = dict(_values(places()))
-    numbers = {key: _number_of(value) for key, (_, _, value) in mine.items()}
+    holders, known = places()
+    mine = dict(_values(holders, Packer(known)))
+    numbers = {key: number_of(packed) for key, (*_, packed) in mine.items()}
     text = json.dumps(numbers).encode()
-    if len({*team.gather(b"%d" % zlib.crc32(text), "values of the program").values()}) == 1:
+    if len({*team.gather(b"%d" % number_of(numbers), "values of the program").values()}) == 1:
         return []
     found = [json.loads(each) for each in team.gather(text, "values that differ").values()]
     differ = {key for key in numbers if len({each.get(key) for each in found}) > 1}
-    texts = team.gather(
-        json.dumps({key: mine[key][2] for key in differ}).encode(), "what differs in them"
-    )
+    sent = {key: packed for key in differ if (packed := _sent(*mine[key])) is not None}
+    texts = team.gather(json.dumps(sent).encode(), "what differs in them")
     others = [rank for rank in texts if rank > team.world.rank] or [*texts]
-    theirs = json.loads(texts[others[0]])
-    return [
-        Unlike(holder, slot, value, theirs[key])
-        for key, (holder, slot, value) in mine.items()
-        if key in theirs and _number_of(theirs[key]) != numbers[key]
-    ]
+    unpacker, unlike = Unpacker(known, torch.device("cpu")), list[Unlike]()
+    for key, packed in json.loads(texts[others[0]]).items():
+        if key in mine and packed != sent.get(key):
+            holder, slot, here, _ = mine[key]
+            with suppress(Exception):  # it may name an object that only the other worker has
+                there = _received(here, packed) if slot is None else unpacker.unpack(packed)
+                unlike.append(Unlike(holder, slot, here, there))
+    return unlike
 
 
 def depends_on_unlike(value: Unlike, differs: str) -> MismatchError:
     """Return an error for a result that depends on such a value."""
+    shown = ""
+    if isinstance(value.here, _PLAIN) and isinstance(value.there, _PLAIN):
+        shown = f" ({value.here!r:.40} here, {value.there!r:.40} on another)"
     return MismatchError(
-        f"`{value.path}` differs between workers ({value.here!r:.40} here, {value.there!r:.40} on "
-        f"another), and {differs} depends on it: compute the same value on every worker; a loss "
-        f"needs no weight for the number of workers, as gradients are means over the whole batch."
+        f"`{value.path}` differs between workers{shown}, and {differs} depends on it: compute the "
+        f"same value on every worker; a loss needs no weight for the number of workers, as "
+        f"gradients are means over the whole batch."
     )
 
 
 @contextmanager
 def as_there(values: Sequence[Unlike]) -> Iterator[None]:
     """Set the other worker's values within a block, unless they have changed here since."""
-    values = [each for each in values if _number_of(each.now()) == _number_of(each.here)]
+    values = [each for each in values if each.is_present]
     for each in values:
         each.put(each.there)
     try:
@@ -106,31 +122,55 @@ def as_there(values: Sequence[Unlike]) -> Iterator[None]:
             each.put(each.here)
 
 
-def _values(holders: Iterable[Holder]) -> Iterator[tuple[str, tuple[Holder, Any, Any]]]:
-    """Yield plain values, small tensors and small arrays, each with a key for its place."""
-    own = (holder for holder in holders if not holder.is_of_library)
-    for holder in itertools.islice(own, _MANY):
+def _values(
+    holders: Iterable[Holder], packer: Packer
+) -> Iterator[tuple[str, tuple[Holder, Any, Any, Any]]]:
+    """Yield a key, a place, a slot, the value and its packed form; objects are places themselves.
+
+    The packed form of a tensor or an array is its hash.
+    """
+    own = [*itertools.islice((each for each in holders if not each.is_of_library), _MANY)]
+    owners = {id(holder.owner) for holder in own}
+    for holder in own:
         with suppress(Exception):
             if holder.kind is h.CONTENTS:
-                if _size(holder.owner) <= _FEW:
-                    yield holder.key, (holder, None, holder.owner.tolist())
+                if holder.owner.nbytes <= _LARGE:
+                    copy = np.copy if isinstance(holder.owner, np.ndarray) else torch.clone
+                    yield holder.key, (holder, None, copy(holder.owner), hashed(holder.owner))
                 continue
             content = holder.read()
             for slot, value in h.numbered(content) if len(content[1]) <= _LONG else ():
-                if type(value) in _PLAIN and type(slot) in (str, int):
-                    yield f"{holder.key}\0{slot}", (holder, slot, value)
+                if type(slot) in (str, int):
+                    with suppress(Exception):  # such as an object made in C
+                        packed = _packed(packer, value, owners)
+                        yield f"{holder.key}\0{slot}", (holder, slot, value, packed)
 
 
-def _number_of(value: Any) -> int:
-    return zlib.crc32(repr(value).encode(errors="replace"))
+def _packed(packer: Packer, value: Any, owners: set[int]) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    is_place = id(value) in owners and not isinstance(value, _BY_NAME)
+    if is_place or isinstance(value, GENERATORS):  # which are seeded alike
+        return ""
+    return packer.pack(value, inside=True)
 
 
-def _size(owner: Any) -> int:
-    return int(owner.numel() if isinstance(owner, torch.Tensor) else owner.size)
+def _sent(holder: Holder, slot: Any, value: Any, packed: Any) -> Any:
+    """Return a value as JSON; None if that is impossible."""
+    if slot is not None:
+        with suppress(TypeError):
+            json.dumps(packed)
+            return packed
+        return None
+    there = on_host(value).contiguous() if isinstance(value, torch.Tensor) else value
+    return base64.b64encode(
+        bytes_of(there) if isinstance(there, torch.Tensor) else there.tobytes()
+    ).decode()
 
 
-def _like(owner: Any, value: Any) -> Any:
-    """Make a tensor or an array of a list, for a place of that kind."""
-    if isinstance(owner, torch.Tensor):
-        return torch.tensor(value, dtype=owner.dtype, device=owner.device)
-    return np.array(value, dtype=owner.dtype)
+def _received(here: Any, text: str) -> Any:
+    """Return a tensor or an array like `here` of its bytes on another worker."""
+    data = bytearray(base64.b64decode(text))
+    if isinstance(here, np.ndarray):
+        return np.frombuffer(data, here.dtype).reshape(here.shape)
+    return torch.frombuffer(data, dtype=here.dtype).reshape(here.shape)

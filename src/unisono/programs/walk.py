@@ -50,13 +50,13 @@ _PICKLED_WITHIN_S = 0.01  # for an object made in C, to detect changes
 _LONG = 4096  # longer containers are not walked
 _LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
 _LEAVES |= {PosixPath, PurePosixPath}  # which note their text when it is first asked for
-_GENERATORS: tuple[Any, ...] = (
+GENERATORS: tuple[Any, ...] = (
     random.Random,
     np.random.Generator,
     np.random.BitGenerator,
     torch.Generator,
 )
-_GENERATORS += (np.random.RandomState,)
+GENERATORS += (np.random.RandomState,)
 CACHED: Any = type(functools.lru_cache(lambda: None))
 _NAMESPACES = {types.SimpleNamespace, argparse.Namespace}
 _OF_PROCESS: tuple[Any, ...] = (
@@ -153,7 +153,7 @@ class Walk:
                 unique += "'"
             self.paths[id(value)] = unique
             self.things[unique] = value  # stored, so that its `id` is not reused
-            if isinstance(value, _GENERATORS):
+            if isinstance(value, GENERATORS):
                 if not isinstance(value, random.SystemRandom):
                     self.generators[path] = value
                     self._note(path, h.DRAWN, value, own=is_own)

@@ -125,7 +125,7 @@ def begin_loop(
     rehearsals = Rehearsals(run, dict(zip(names, run.functions, strict=False)))
     is_due = run.num_loops < _LOOKED_AT_LOOPS or run.num_loops % _LOOKED_AT_LOOPS == 0
     is_compared = is_due and bool(run.functions)  # others are compared in their steps
-    start(run, plan, (lambda: rehearsals.account().holders) if is_compared else None)
+    start(run, plan, rehearsals.places if is_compared else None)
     itself: list[Callable[[], Any]] = []
     asked_at = -1 if frame is None else frame.f_lasti
     steps = steps_of(run, plan, plan.fetch(), itself, asked_at)

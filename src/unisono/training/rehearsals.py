@@ -35,8 +35,10 @@ from unisono.engine.step.loss import read_loss
 from unisono.engine.step.transforms import Gradients
 from unisono.errors import MismatchError
 from unisono.programs.account import Account, ChangedPlace, over_memory_of
+from unisono.programs.carry import Known
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.hashes import hashed
+from unisono.programs.holders import Holder
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference
 from unisono.programs.unlike import Unlike, as_there, depends_on_unlike, values_unlike
 from unisono.programs.walk import Walk, programs_own
@@ -184,7 +186,17 @@ class Rehearsals:
     def _unlike_in(self, account: Account) -> list[Unlike]:
         """Return values of the program's loop that differ between workers. Collective."""
         is_everybodys = is_due(AT_FIRST, self._run.kept.position.step)
-        return values_unlike(self._run.team, lambda: account.holders) if is_everybodys else []
+        places = partial(self._places_of, account)
+        return values_unlike(self._run.team, places) if is_everybodys else []
+
+    def places(self) -> tuple[list[Holder], Known]:
+        """Return the places that passes read, and the program's objects."""
+        return self._places_of(self.account())
+
+    def _places_of(self, account: Account) -> tuple[list[Holder], Known]:
+        walk = self._walk
+        assert walk is not None
+        return account.holders, Known(walk.things, walk.names, dict)
 
     def _take_out_of_body(self, before: Account) -> None:
         changes = self._take_out(before)

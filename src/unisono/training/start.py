@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from unisono.engine.state.contents import digest_of, signature
 from unisono.engine.state.saved import describe_modes
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign, default_shards
-from unisono.programs.holders import Holder
 from unisono.programs.live import orders_by_hash
-from unisono.programs.unlike import values_unlike
+from unisono.programs.unlike import Places, values_unlike
 from unisono.runtime.device import notices
 from unisono.runtime.world import (
     OPEN_MPI,
@@ -42,10 +40,8 @@ _IN_EVAL = (
     "its averages; to train as usual, call `model.train()` before"
 )
 
-Places = Callable[[], Iterable[Holder]] | None
 
-
-def start(run: RunContext, plan: LoopPlan, places: Places) -> None:
+def start(run: RunContext, plan: LoopPlan, places: Places | None) -> None:
     """Move a run to where the loop begins, and check that all workers agree. Collective.
 
     `places` returns those of the program whose values may differ between workers; None: these are
@@ -202,7 +198,7 @@ def _file_of_program() -> str:
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "").name
 
 
-def _agree(run: RunContext, plan: LoopPlan, places: Places) -> bytes:
+def _agree(run: RunContext, plan: LoopPlan, places: Places | None) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
     known = _known(run, plan)
     run.team.agree(

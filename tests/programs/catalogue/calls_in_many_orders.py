@@ -137,7 +137,8 @@ for step in r.steps(data, batch_size=16, steps=STEPS):
 result = m.weight.tolist()
 
 
-# %% two_that_leave_gradients_in_each_other: SAME together
+# %% two_that_leave_gradients_in_each_other: SAME|WORKERS together
+# says: a loop over steps must end before the one around it
 maker, judge = nn.Linear(8, 8), nn.Linear(8, 1)
 adam = {one: Adam(one.parameters(), 0.01) for one in (maker, judge)}
 runs = {"judge": unisono.Run(judge, adam[judge], shards=4, device=DEVICE)}

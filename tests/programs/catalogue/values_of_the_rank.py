@@ -104,3 +104,116 @@ fit(t)
 workers = unisono.world().world_size
 t = trainer(net(), lambda m, b: loss(m, b) / workers)
 fit(t)
+
+# %% a_mask_of_the_rank: WORKERS
+# says: `mask` differs between workers
+generator = torch.Generator().manual_seed(unisono.world().rank)
+mask = torch.rand(40, 20, generator=generator)
+run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for batch in step.shards:
+            step.backward(loss(m, batch) * mask[step.number % 40].mean())
+
+# %% an_array_of_a_loss: WORKERS
+# says: differs between workers
+import numpy as np
+
+weights = np.linspace(1, 2 + unisono.world().rank, 50)
+t = trainer(net(), lambda m, b: loss(m, b) * float(weights[7]))
+fit(t)
+
+
+# %% a_function_by_rank: WORKERS
+# says: differs between workers
+def once(value):
+    return value
+
+
+def twice(value):
+    return 2 * value
+
+
+way = twice if unisono.world().rank else once
+t = trainer(net(), lambda m, b: way(loss(m, b)))
+fit(t)
+
+# %% a_lambda_by_rank: WORKERS
+# says: differs between workers
+ways = [lambda value: value, lambda value: 3 * value]
+way = ways[unisono.world().rank % 2]
+run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for batch in step.shards:
+            step.backward(way(loss(m, batch)))
+
+# %% a_librarys_function_by_rank: WORKERS
+# says: differs between workers
+import math
+
+way = (math.floor, math.ceil)[unisono.world().rank % 2]
+t = trainer(net(), lambda m, b: loss(m, b) * way(1.5))
+fit(t)
+
+# %% a_tuple_by_rank: WORKERS
+# says: differs between workers
+bounds = (0.5, 1.0 + unisono.world().rank)
+t = trainer(net(), lambda m, b: loss(m, b) * bounds[1])
+fit(t)
+
+# %% a_member_by_rank: WORKERS
+# says: differs between workers
+import enum
+
+
+class Way(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+way = [*Way][unisono.world().rank % 2]
+t = trainer(net(), lambda m, b: loss(m, b) * way.value)
+fit(t)
+
+
+# %% a_class_by_rank: WORKERS
+# says: differs between workers
+class Once:
+    def of(self, value):
+        return value
+
+
+class Twice:
+    def of(self, value):
+        return 2 * value
+
+
+way = (Twice if unisono.world().rank else Once)()
+t = trainer(net(), lambda m, b: way.of(loss(m, b)))
+fit(t)
+
+# %% a_printer_by_rank: SAME
+say = print if unisono.world().rank == 0 else lambda *parts: None
+
+
+def noted(m, b):
+    say("")
+    return loss(m, b)
+
+
+t = trainer(net(), noted)
+fit(t)
+
+# %% a_cache_of_samples: SAME
+seen = torch.zeros(len(data))
+
+
+def noted(m, b):
+    value = loss(m, b)
+    seen[: len(b[0])] += unisono.world().rank
+    return value
+
+
+t = trainer(net(), noted)
+fit(t)
