@@ -9,11 +9,11 @@ import torch
 from tests.promises import promise
 from torch.distributed import distributed_c10d as torchs
 
-from unisono.runtime.c10d.registration import replace_gloo
+from unisono.runtime.c10d.registration import on_our_backend
 
 
 @pytest.fixture
-def asked_of_torch(monkeypatch):
+def asked_of_torch():
     """Say what torch is asked for when a program asks for `backend`."""
 
     @functools.wraps(torchs._new_process_group_helper)
@@ -22,11 +22,8 @@ def asked_of_torch(monkeypatch):
         return torchs.GroupMember.NON_GROUP_MEMBER, None
 
     def ask(backend, rank=0):
-        monkeypatch.setattr(torchs, "_new_process_group_helper", made)
-        replace_gloo(rank)
         options = {"backend_options": "options"}
-        made_by = torchs._new_process_group_helper
-        assert made_by(2, 0, [], backend, None, "0", **options)[1] is None
+        assert on_our_backend(rank)(made)(2, 0, [], backend, None, "0", **options)[1] is None
         return seen.pop()
 
     seen = []

@@ -4,7 +4,7 @@ torch keeps its backends in ``torch.distributed.distributed_c10d``. The backend 
 that module is imported. This module does not import torch, because the launcher never loads it. The
 backend's code is loaded when the first group is created.
 
-It also replaces gloo, for libraries that accept only the name "gloo" on CPUs: Accelerate,
+It can also replace gloo, for libraries that accept only the name "gloo" on CPUs: Accelerate,
 transformers and Lightning compare the backend's name with the names they know. So our backend
 creates the gloo groups, and ``get_backend()`` still returns the requested name.
 """
@@ -92,30 +92,33 @@ def check_backend(name: object) -> None:
         )
 
 
-def replace_gloo(rank: int) -> None:
-    """Use our backend for all gloo groups that this process creates from now on.
+def on_our_backend(rank: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what makes torch's function create gloo groups on our backend.
 
-    This applies to forks of this process as well; processes that it spawns use torch's gloo. Rank 0
+    This applies to forks of the process as well; processes that it spawns use torch's gloo. Rank 0
     reports groups that stay on gloo.
     """
-    from torch.distributed import distributed_c10d as torchs
 
-    made: Callable[..., Any] = torchs._new_process_group_helper
-    signature = inspect.signature(made)
+    def ours(made: Callable[..., Any]) -> Callable[..., Any]:
+        from torch.distributed import distributed_c10d as torchs
 
-    @functools.wraps(made)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        asked = given.arguments["backend"]
-        backends = torchs.BackendConfig(asked).get_device_backend_map()
-        if backends.get("cpu") != GLOO or _has_gpus_too(asked, backends, rank):
-            return made(*args, **kwargs)
-        given.arguments.update(backend=NAME, backend_options=None)  # gloo reads no options
-        group, store = made(*given.args, **given.kwargs)
-        _name_as_asked(torchs, group, asked)
-        return group, store
+        signature = inspect.signature(made)
 
-    torchs._new_process_group_helper = make
+        @functools.wraps(made)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            asked = given.arguments["backend"]
+            backends = torchs.BackendConfig(asked).get_device_backend_map()
+            if backends.get("cpu") != GLOO or _has_gpus_too(asked, backends, rank):
+                return made(*args, **kwargs)
+            given.arguments.update(backend=NAME, backend_options=None)  # gloo reads no options
+            group, store = made(*given.args, **given.kwargs)
+            _name_as_asked(torchs, group, asked)
+            return group, store
+
+        return make
+
+    return ours
 
 
 def _has_gpus_too(asked: str, backends: Mapping[str, str], rank: int) -> bool:

@@ -17,7 +17,7 @@ from unisono.runtime.dtypes import dtype_name
 from unisono.runtime.forbidden import public_name
 from unisono.runtime.workers.control_block import ControlBlock
 
-_METHODS = (
+METHODS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "monitored_barrier"),
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
     *("all_gather_single", "all_gather_single_coalesced", "gather", "scatter"),
@@ -28,13 +28,11 @@ _METHODS = (
 _PEER = {"send": "to", "recv": "from"}
 
 
-def note_collectives(control: ControlBlock, rank: int) -> None:
-    """Record each collective of this process from now on."""
-    from torch.distributed import ProcessGroup, get_process_group_ranks
+def noting(control: ControlBlock, rank: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what makes a method of torch's groups record its calls in this process."""
+    from torch.distributed import get_process_group_ranks
 
-    pid = os.getpid()
-
-    known: dict[str, str] = {}
+    pid, known = os.getpid(), dict[str, str]()
 
     def among(group: Any) -> str:
         if group.group_name not in known:
@@ -50,23 +48,17 @@ def note_collectives(control: ControlBlock, rank: int) -> None:
             words += among(group)
         control.note_call(rank, words.encode())
 
-    for name in _METHODS:
-        call = ProcessGroup.__dict__.get(name)
-        if call is not None and not hasattr(call, "__wrapped__"):
-            setattr(ProcessGroup, name, _noting(name, call, note))
+    def ours(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
+            # A failed record must not fail the collective, and torch reports wrong arguments.
+            with contextlib.suppress(Exception):
+                note(call.__name__, group, (*args, *kwargs.values()))
+            return call(group, *args, **kwargs)
 
+        return noted
 
-def _noting(
-    name: str, call: Callable[..., Any], note: Callable[[str, Any, Sequence[Any]], None]
-) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
-        # A failed record must not fail the collective, and torch reports wrong arguments itself.
-        with contextlib.suppress(Exception):
-            note(name, group, (*args, *kwargs.values()))
-        return call(group, *args, **kwargs)
-
-    return noted
+    return ours
 
 
 def in_words(name: str, args: Sequence[Any]) -> str:

@@ -8,6 +8,7 @@ kept until the reducer and its logger are gone.
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 
@@ -17,19 +18,15 @@ def free_group_last(model: Any) -> None:
         weakref.finalize(holder, _release, model.process_group).atexit = False
 
 
-def free_groups_of_torchs_ddp_last() -> None:
-    """Call :func:`free_group_last` for each of torch's DDP models that this process creates."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    ddp: Any = DistributedDataParallel
-    make_reducer = ddp._ddp_init_helper
+def freeing_group_last(make_reducer: Callable[..., None]) -> Callable[..., None]:
+    """Return what creates a DDP model's reducer and calls :func:`free_group_last`."""
 
     @functools.wraps(make_reducer)
-    def make_reducer_and_keep_group(self: Any, *args: Any, **kwargs: Any) -> None:
-        make_reducer(self, *args, **kwargs)
-        free_group_last(self)
+    def make_reducer_and_keep_group(model: Any, *args: Any, **kwargs: Any) -> None:
+        make_reducer(model, *args, **kwargs)
+        free_group_last(model)
 
-    ddp._ddp_init_helper = make_reducer_and_keep_group
+    return make_reducer_and_keep_group
 
 
 def _release(group: object) -> None:

@@ -9,7 +9,6 @@ others: processes that a worker starts, groups with more ranks than workers, ano
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,18 +80,19 @@ def _at_port(host: str | None, port: int | None) -> str:
     return f"port {port}" if is_here and port is not None and 0 <= port < 2**16 else ""
 
 
-def use_launchers_store() -> None:
-    """Make torch's rendezvous use the launcher's store, in this process."""
-    # `torch.distributed.rendezvous` is the function of that name, so not by attribute.
-    module = importlib.import_module("torch.distributed.rendezvous")
-    handlers: dict[str, Handler] = module._rendezvous_handlers
-    for scheme in ("env", "tcp", "file"):
-        handlers[scheme] = _in_store(handlers[scheme], module.default_pg_timeout)
+def meeting_in_launchers_store(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
+    """Return torch's functions by scheme, with ours for those that the launcher's store serves."""
+    return {
+        **handlers,
+        **{scheme: _in_store(handlers[scheme]) for scheme in ("env", "tcp", "file")},
+    }
 
 
-def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
+def _in_store(torchs_own: Handler) -> Handler:
+    from torch.distributed.constants import default_pg_timeout
+
     def meet(
-        url: str, timeout: timedelta = default_timeout, **options: Any
+        url: str, timeout: timedelta = default_pg_timeout, **options: Any
     ) -> Iterator[tuple[Any, int, int]]:
         link, wanted = context().launcher, None
         if link is not None and link.ranks_of_host:

@@ -23,14 +23,10 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from unisono.runtime.c10d.registration import GLOO, replace_gloo
 from unisono.runtime.faults import Faults
-from unisono.runtime.hangs.collective_notes import note_collectives
 from unisono.runtime.hangs.stacks import allow_launcher_to_inspect
-from unisono.runtime.launch import exceptions
-from unisono.runtime.launch.group_lifetime import free_groups_of_torchs_ddp_last
+from unisono.runtime.launch import exceptions, torch_patches
 from unisono.runtime.launch.job import Job, worker_environment
-from unisono.runtime.launch.process_groups import use_launchers_store
 from unisono.runtime.launch.program import run_program
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import NOTICES
@@ -128,11 +124,7 @@ def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
         if torch.distributed.is_available():
-            use_launchers_store()
-            free_groups_of_torchs_ddp_last()
-            note_collectives(link.control, rank)
-        if job.backend != GLOO:
-            replace_gloo(rank)
+            torch_patches.apply(torch_patches.patches(link.control, rank, job.backend))
         link.notify(Begun())
         result = run_program(job)
     except BaseException as error:
