@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from tests.classified import by_sign
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import unisono
 from unisono.training.growth import Growth, PassResult, kind_of_change, loss_problem, parts_problem
@@ -367,3 +368,19 @@ def test_what_a_loss_stores_is_that_of_its_own_passes():
     trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), 0.1), loss, shards=2)
     trainer.fit(torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=8, epochs=1)
     assert stored == [4] * 4
+
+
+def test_a_spectral_norm_iterates_once_in_a_step_of_a_custom_loop(capfd):
+    def vectors(shards):
+        torch.manual_seed(0)
+        model = spectral_norm(nn.Linear(4, 2))
+        run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=shards)
+        for step in run.steps(by_sign(48), batch_size=24, steps=4):
+            with step:
+                for batch in step.shards:
+                    step.backward(mean(model, batch))
+        return [*model.buffers()]
+
+    for one, six in zip(vectors(1), vectors(6), strict=True):
+        assert torch.allclose(one, six, atol=1e-6)
+    assert "forward passes change" not in told(capfd)

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import is_of_whole_batch, read_loss
@@ -260,11 +261,14 @@ def report_buffers(run: RunContext, found: Mapping[str, list[str]]) -> None:
 
 
 def names_to_report(run: RunContext, names: Any) -> list[str]:
-    """Return the names for which the program has chosen no way, except in torch's own norms."""
+    """Return the names for which the program has chosen no way, except in torch's own norms.
+
+    Spectral norms iterate in each pass, and once in a step is what they do without shards.
+    """
     known = {
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in run.kept.model.named_modules()
-        if isinstance(module, _NormBase)
+        if isinstance(module, (_NormBase, _SpectralNorm))
         for name in module._buffers
     }
     assert run.engine is not None

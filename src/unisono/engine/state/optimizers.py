@@ -126,7 +126,7 @@ def _check_one(optimizer: optim.Optimizer, *, on_host: bool) -> None:
     if isinstance(optimizer, optim.SparseAdam):
         raise ValueError(
             f"gradients must be dense, but {name} takes sparse ones alone: make the embeddings "
-            f"with `sparse=False` and use Adam."
+            f"with `sparse=False` and use Adam, which also moves rows that a batch lacks."
         )
     for group in optimizer.param_groups:
         if group.get("differentiable"):
