@@ -29,7 +29,7 @@ import sys
 import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -323,8 +323,9 @@ def _put_entries(owner: Any, _: Any, content: Content) -> None:
     if len(names) != len(values):
         return
     ours = {name: each for name, each in kind.items(owner) if _is_ours(each)}
+    wanted = {**dict(zip(names, values, strict=True)), **ours}
     kind.clear(owner)
-    kind.update(owner, {**dict(zip(names, values, strict=True)), **ours})
+    kind.update(owner, wanted)
 
 
 def _read_items(owner: Any, _: Any) -> Content:
@@ -439,6 +440,7 @@ def _put_context(owner: Any, _: Any, content: Content) -> None:
 
 
 _ENVIRONMENT = "os.environ "
+_OF_RUNS = ("rng_state", "num_threads", "num_interop_threads")  # of torch, set for each loop
 _OF_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # differ between workers
 
 
@@ -478,6 +480,16 @@ def _set_decimal(value: Any) -> None:
     context.prec, context.rounding = value
 
 
+def _settings_of_torch() -> Iterator[tuple[str, tuple[str, Callable[[], Any], Any]]]:
+    """Yield what torch has functions for that set it and return it."""
+    for name, setter in vars(torch).items():
+        word = name.removeprefix("set_")
+        readers = (vars(torch).get(one) for one in (f"get_{word}", f"is_{word}"))
+        reader = next((one for one in readers if callable(one)), None)
+        if name.startswith("set_") and reader is not None and word not in _OF_RUNS:
+            yield f"torch.{reader.__name__}()", (name, reader, setter)
+
+
 SETTINGS_OF_PROCESS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], object]]] = {
     "decimal.getcontext()": (
         "getcontext",
@@ -500,10 +512,11 @@ SETTINGS_OF_PROCESS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], obj
         lambda: RemovableHandle.next_id,
         partial(setattr, RemovableHandle, "next_id"),
     ),
-    "torch.get_default_dtype()": (
-        "set_default_dtype",
-        torch.get_default_dtype,
-        torch.set_default_dtype,
+    **dict(_settings_of_torch()),
+    "torch.is_anomaly_enabled()": (
+        "set_detect_anomaly",
+        torch.is_anomaly_enabled,
+        torch.set_anomaly_enabled,
     ),
 }
 """Process-wide settings, by how a program reads them: the word by which a program sets each,

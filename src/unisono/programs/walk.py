@@ -198,7 +198,8 @@ class Walk:
         if value is h.SETTINGS_OF_PROCESS:
             self._note(path, h.SETTINGS, value, self.names, own=True)
         elif isinstance(value, dict):
-            yield from self._hold(path, h.ENTRIES, value, own=is_own)
+            if not is_of_interpreter(value):
+                yield from self._hold(path, h.ENTRIES, value, own=is_own)
         elif isinstance(value, (list, deque)):
             yield from self._hold(path, h.ITEMS, value, own=is_own)
         elif isinstance(value, set):
@@ -429,6 +430,15 @@ def default_generators() -> dict[int, Any]:
     of_numpy: Any = np.random.mtrand._rand
     defaults = [random._inst, of_numpy, of_numpy._bit_generator, torch.default_generator]
     return {id(each): each for each in defaults}
+
+
+def is_of_interpreter(value: dict[Any, Any]) -> bool:
+    """Return whether a dict has all modules, or the names of one that is a library's."""
+    if value is sys.modules:
+        return True
+    name = dict.get(value, "__name__")
+    module = sys.modules.get(name) if type(name) is str else None
+    return module is not None and vars(module) is value and is_of_a_library(name)
 
 
 def is_of_process(value: Any, depth: int = 3) -> bool:

@@ -178,3 +178,45 @@ class Strict(Callback):
 np.seterr(invalid="ignore")
 t = trainer(net(), callbacks=[Strict()])
 fit(t, Logged())
+
+# %% names_of_a_text: SAME
+names = {}
+exec("weight = 1.0\n\ndef weighed(value):\n    return value * weight", names)  # with the builtins
+
+
+class Lower(Callback):
+    def on_step_end(self, fit, step):
+        names["weight"] *= 0.95
+
+
+t = trainer(net(), lambda m, b: names["weighed"](loss(m, b)), callbacks=[Lower()])
+fit(t)
+
+# %% anomalies_detected_later: SAME
+class Switch(Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 7:
+            torch.autograd.set_detect_anomaly(True)
+
+
+def careful(m, b):
+    return loss(m, b) * (2 if torch.is_anomaly_enabled() else 1)
+
+
+t = trainer(net(), careful, callbacks=[Switch()])
+fit(t)
+
+# %% a_default_device_later: SAME
+class Switch(Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 7:
+            torch.set_default_device("meta")
+
+
+def careful(m, b):
+    return loss(m, b) * (2 if torch.get_default_device().type == "meta" else 1)
+
+
+t = trainer(net(), careful, callbacks=[Switch()])
+fit(t)
+torch.set_default_device("cpu")
