@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import sys
@@ -69,7 +70,7 @@ def start(run: RunContext, plan: LoopPlan, places: Places | None) -> None:
             samples_seen(run, plan)
     _report_unseeded(run)
     _report_hashes(run)
-    if (at := read_in_program.get("at")) and not run.is_ahead:
+    if not run.is_ahead and (at := _where_number_is_read()):
         run.say_once(
             f"the program reads the number of workers ({Path(at).name}): what it computes from "
             f"that, such as a learning rate, differs with the number of workers"
@@ -159,6 +160,18 @@ def _report_hashes(run: RunContext) -> None:
                 "this program uses sets or `hash`, and the order of a set of texts differs from "
                 "one start to the next: if a result depends on it, set PYTHONHASHSEED=0"
             )
+
+
+def _where_number_is_read() -> str:
+    """Return where the program reads, or names, the number of workers; "" if it does not."""
+    if at := read_in_program.get("at"):
+        return at
+    with suppress(OSError, SyntaxError, TypeError):
+        for node in ast.walk(ast.parse(inspect.getsource(sys.modules["__main__"]))):
+            named = getattr(node, "attr", getattr(node, "id", getattr(node, "value", None)))
+            if named in ("WORLD_SIZE", "get_world_size"):
+                return f"{_file_of_program()}:{getattr(node, 'lineno', '')}"
+    return ""
 
 
 def _report_cores(run: RunContext, num_shards: int) -> None:

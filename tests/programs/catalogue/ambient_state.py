@@ -192,6 +192,7 @@ class Lower(Callback):
 t = trainer(net(), lambda m, b: names["weighed"](loss(m, b)), callbacks=[Lower()])
 fit(t)
 
+
 # %% anomalies_detected_later: SAME
 class Switch(Callback):
     def on_step_end(self, fit, step):
@@ -205,6 +206,7 @@ def careful(m, b):
 
 t = trainer(net(), careful, callbacks=[Switch()])
 fit(t)
+
 
 # %% a_default_device_later: SAME
 class Switch(Callback):

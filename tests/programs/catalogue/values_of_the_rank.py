@@ -217,3 +217,22 @@ def noted(m, b):
 
 t = trainer(net(), noted)
 fit(t)
+
+# %% a_rate_by_a_variable: TOLD reads.the.number
+import os
+
+m = net()
+t = trainer(m, optimizer=SGD(m.parameters(), 0.1 * int(os.environ.get("WORLD_SIZE", 1))))
+fit(t)
+
+# %% a_rate_by_the_process_group: TOLD reads.the.number
+import os
+
+import torch.distributed as dist
+
+m = net()
+rate = 0.1 * (dist.get_world_size() if dist.is_initialized() else 1)
+if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+    rate *= int(os.environ["WORLD_SIZE"])
+t = trainer(m, optimizer=SGD(m.parameters(), rate))
+fit(t)
