@@ -12,12 +12,10 @@ creates the gloo groups, and ``get_backend()`` still returns the requested name.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, final
 
@@ -29,40 +27,30 @@ _WHERE_TORCH_KEEPS_BACKENDS = "torch.distributed.distributed_c10d"
 
 def register() -> None:
     """Register ``init_process_group("unisono")`` with torch, now or when torch is imported."""
-    module = sys.modules.get(_WHERE_TORCH_KEEPS_BACKENDS)
-    if module is not None and hasattr(module, "Backend"):
-        _register_in(module)
-    elif not any(isinstance(finder, _ImportHook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _ImportHook())
+    if not _register_if_imported() and not any(isinstance(one, _Waiting) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Waiting())
 
 
 @final
-class _ImportHook(MetaPathFinder):
-    """Finds one module, once, through the other finders, and registers the backend in it."""
+class _Waiting(MetaPathFinder):
+    """Finds nothing: registers the backend at the first import behind that of torch's module."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of torch's module; its execution then registers the backend."""
-        if name != _WHERE_TORCH_KEEPS_BACKENDS:
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            _register_after(spec.loader)
-        return spec
+    ) -> None:
+        """Return None, so that the other finders are asked."""
+        if _register_if_imported():  # another list, as torch's import is going through this one
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
-def _register_after(loader: Any) -> None:
-    execute = loader.exec_module
-
-    def execute_and_register(module: ModuleType) -> None:
-        del loader.exec_module
-        execute(module)
+def _register_if_imported() -> bool:
+    """Register the backend if torch's module is imported; return whether it is."""
+    module = sys.modules.get(_WHERE_TORCH_KEEPS_BACKENDS)
+    if module is None or getattr(module.__spec__, "_initializing", False):
+        return False
+    if hasattr(module, "Backend"):  # torch has process groups
         _register_in(module)
-
-    loader.exec_module = execute_and_register  # for one module of this loader, once
+    return True
 
 
 def _register_in(module: ModuleType) -> None:
