@@ -14,16 +14,40 @@ from unisono.plan.summation import Node
 
 
 @final
-class EarlyPart:
-    """The gradients that were published early; tells which of them to publish again.
+class EarlyGradients:
+    """What was made of each gradient before its backward pass ended, and whether that still holds.
 
-    A hook of the program may change or remove a gradient after it was published. When the whole
-    part is published, gradients that are another tensor or version by then are published again.
+    A hook of the program, or a second use of the parameter, may change, replace or remove a
+    gradient later: it is another tensor then, or another version of the same one.
     """
 
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._noted)
+
+    def note(self, index: int, gradient: torch.Tensor, made: torch.Tensor) -> None:
+        """Record what was made of a parameter's gradient as it is now."""
+        self._noted[index] = gradient, gradient._version, made
+
+    def take(self, gradients: Gradients) -> tuple[dict[int, torch.Tensor], list[int]]:
+        """Return what was made of those that are still the same, and which are not; forget all."""
+        noted, self._noted = self._noted, {}
+        same = {
+            index: made
+            for index, (gradient, version, made) in noted.items()
+            if gradients[index] is gradient and gradient._version == version
+        }
+        return same, [*(noted.keys() - same.keys())] if len(same) < len(noted) else []
+
+
+@final
+class EarlyPart:
+    """The gradients that were published early; tells which of them to publish again."""
+
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._put: dict[int, tuple[torch.Tensor, int]] = {}
+        self._parts, self._put = parts, EarlyGradients()
 
     @property
     def has_begun(self) -> bool:
@@ -35,23 +59,24 @@ class EarlyPart:
         if not self._put:
             self._parts.begin(part)
         self._parts.put(part, index, gradient)
-        self._put[index] = (gradient, gradient._version)
+        self._put.note(index, gradient, gradient)
 
-    def complete(self, part: Node, gradients: Gradients) -> list[int]:
-        """Publish gradients that are new or differ; return the indices of those that differ."""
-        put, self._put = self._put, {}
-        changed = []
-        for index, gradient in enumerate(gradients):
-            early = put.get(index)
-            if early is not None and gradient is early[0] and gradient._version == early[1]:
-                continue
-            if early is not None:
-                changed.append(index)
-            if gradient is not None:
+    def publish(self, part: Node, gradients: Gradients) -> list[int]:
+        """Publish a whole part; return the indices of gradients that differ from early ones."""
+        if not self._put:
+            self._parts.publish(part, gradients)
+            return []
+        same, changed = self._put.take(gradients)
+        for index, gradient in enumerate(gradients) if len(same) < len(gradients) else ():
+            if gradient is not None and index not in same:
                 self._parts.put(part, index, gradient)
-            elif early is not None:
+            elif gradient is None and index in changed:
                 self._parts.remove(part, index)
         return changed
+
+    def forget(self) -> None:
+        """Forget what was published, because the run returns to a snapshot."""
+        self._put = EarlyGradients()
 
 
 @final

@@ -93,16 +93,13 @@ class GroupCarriage(Carriage):
 
     @override
     def publish(self, part: Node, gradients: Gradients) -> None:
-        if not self._early.has_begun:
-            self._parts.publish(part, gradients)
-            return
-        changed = self._early.complete(part, gradients)
+        changed = self._early.publish(part, gradients)
         if self._pipeline is not None:
             self._pipeline.progress.mark_changed(changed)
 
     @override
     def forget_step(self) -> None:
-        self._early = EarlyPart(self._parts)
+        self._early.forget()
         self._close()
 
     @override

@@ -245,13 +245,10 @@ class _InArena:
         self._between.mark(index)
 
     def publish(self, part: Node, gradients: Gradients) -> None:
-        if self._early.has_begun:
-            self._between.mark_changed(self._early.complete(part, gradients))
-        else:
-            self._parts.publish(part, gradients)
+        self._between.mark_changed(self._early.publish(part, gradients))
 
     def forget_step(self) -> None:
-        self._early = EarlyPart(self._parts)
+        self._early.forget()
 
     def published(self, span: tuple[int, int]) -> PublishedParts:
         return self._parts.published(self._layout.division.parts)
@@ -295,20 +292,20 @@ class _OnDevice:
             self._between.mark_copied(self._buckets.indices[number], self._copies.issued())
 
     def publish(self, part: Node, gradients: Gradients) -> None:
-        if not self.takes_early:
-            self._parts.publish(part, gradients)
-        elif self._early.has_begun:
+        has_begun = self._early.has_begun
+        if has_begun:
             self._copies.before_changes()
-            self._buckets.mark_changed(self._early.complete(part, gradients))
+        changed = self._early.publish(part, gradients)
+        if has_begun:
+            self._buckets.mark_changed(changed)
             self._copy(part, self._buckets.rest())
             if self._buckets.changed:
                 self._between.mark_copied_again()
-        else:
-            self._parts.publish(part, gradients)
+        elif self.takes_early:
             self._copy(part, [(0, self._layout.num_bytes)])
 
     def forget_step(self) -> None:
-        self._early = EarlyPart(self._parts)
+        self._early.forget()
 
     def published(self, span: tuple[int, int]) -> PublishedParts:
         layout, arena, nodes = self._layout, self._arena, self._layout.division.parts

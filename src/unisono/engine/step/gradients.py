@@ -7,10 +7,11 @@ got no gradient from a shard adds nothing to the sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 
+from unisono.engine.exchange.early_part import EarlyGradients
 from unisono.plan.summation import Node, additions_after
 from unisono.runtime.device import by_device
 
@@ -35,12 +36,12 @@ class GradientStack:
         self._part_ending = {part.hi - 1: part for part in parts}
         self.last_shard = parts[-1].hi - 1 if parts else None
         self._stack: list[Gradients] = []
-        self._early: dict[int, _Early] = {}
+        self._early = EarlyGradients()  # the sums of the last part
 
     def discard(self) -> None:
         """Discard what an unfinished step has pushed."""
         self._stack.clear()
-        self._early.clear()
+        self._early = EarlyGradients()
 
     def add_early(self, index: int, gradient: torch.Tensor) -> tuple[Node, torch.Tensor]:
         """Add up one parameter's part as soon as the backward pass of the last shard has left it.
@@ -54,7 +55,7 @@ class GradientStack:
             for gradients in reversed(self._stack[len(self._stack) - count :]):
                 left = gradients[index]
                 total = total if left is None else left + total
-        self._early[index] = _Early(gradient, gradient._version, total)
+        self._early.note(index, gradient, total)
         return self._part_ending[self.last_shard], total
 
     def push_nothing(self, shard: int) -> tuple[Node, Gradients] | None:
@@ -71,17 +72,12 @@ class GradientStack:
             gradients.append(parameter.grad)
             parameter.grad = None
         if self._early:
-            self._take_early(gradients, self._additions[shard])
-        return self._push(shard, gradients)
-
-    def _take_early(self, gradients: Gradients, count: int) -> None:
-        """Replace gradients whose sums are known already by these sums."""
-        for index, early in self._early.items():
-            if gradients[index] is early.gradient and early.gradient._version == early.version:
-                gradients[index] = early.total
-                for pushed in self._stack[len(self._stack) - count :]:
+            sums, _ = self._early.take(gradients)
+            for index, total in sums.items():
+                gradients[index] = total
+                for pushed in self._stack[len(self._stack) - self._additions[shard] :]:
                     pushed[index] = None
-        self._early.clear()
+        return self._push(shard, gradients)
 
     def _push(self, shard: int, gradients: Gradients) -> tuple[Node, Gradients] | None:
         self._stack.append(gradients)
@@ -90,14 +86,6 @@ class GradientStack:
             self._stack.append(_added(left, right, is_divided=self._is_divided))
         part = self._part_ending.get(shard)
         return None if part is None else (part, self._stack.pop())
-
-
-class _Early(NamedTuple):
-    """A gradient, its version when it was added to those below it on the stack, and the sum."""
-
-    gradient: torch.Tensor
-    version: int
-    total: torch.Tensor
 
 
 def _added(left: Gradients, right: Gradients, *, is_divided: bool) -> Gradients:
