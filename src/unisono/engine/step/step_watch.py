@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 class StepWatch:
-    """Is told of each step, and changes nothing; this one does not look."""
+    """Receives what happens in each step, and changes nothing; this base class ignores it."""
 
     def begin(self, model: nn.Module, names: Sequence[str]) -> None:
         """Called before a step's passes, with the names of the updated parameters."""

@@ -41,12 +41,13 @@ def _signs(num_rows: int) -> torch.Tensor:
 @torch.no_grad()
 def sketch_of(tensor: torch.Tensor) -> list[float]:
     """Return up to 64 numbers, computed in float64 for any dtype."""
-    flat = plain(tensor).to(torch.float64).reshape(-1)
+    flat = plain(tensor).reshape(-1)
     if flat.numel() > WIDTH:
         num_rows = -(-flat.numel() // WIDTH)
         padded = torch.nn.functional.pad(flat, (0, num_rows * WIDTH - flat.numel()))
-        flat = (padded.view(num_rows, WIDTH) * _signs(num_rows)).sum(0)
-    return list(flat.tolist())
+        # Changing a sign is exact in any dtype, so only the sum needs float64.
+        flat = (padded.view(num_rows, WIDTH) * _signs(num_rows)).sum(0, dtype=torch.float64)
+    return list(flat.to(torch.float64).tolist())
 
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> str:
