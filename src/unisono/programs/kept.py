@@ -60,6 +60,7 @@ _NOT_KEPT = (h.CACHE,)
 _BY_WALK = (h.NAMES, h.PATCHED, h.FRAME, h.SETTINGS)  # the walk determines which names count
 _MORE = "*"  # of a container: anything that is added to it
 _OF_PYTHON = ("builtins", "itertools", "collections")
+_FEW, _SMALL = 64, 1 << 16  # values of a place, and bytes of one, that passes store
 _GROW = (h.ENTRIES, h.ITEMS, h.ELEMENTS)
 
 
@@ -269,6 +270,8 @@ class KeptProgram:
                 self._own.add(part)
                 if (place := self._places.get(key)) is None:
                     continue
+                if slot and self._is_stored(place, slot):
+                    continue
                 path = place.holder.shown(slot) if slot else place.holder.path
                 if place.is_read_in_passes:
                     raise _unlike(path, first, rank)
@@ -291,7 +294,7 @@ class KeptProgram:
                 now = place.holder.read()
                 if h.same(place.content, now):
                     continue
-                if slots := self._kept_slots(place, h.changed_slots(place.content, now)):
+                if slots := self._kept_slots(place, h.changed_slots(place.content, now), now):
                     changed[key] = place, slots, now
                     if is_value(place.holder.owner):
                         remade.add(id(place.holder.owner))
@@ -306,20 +309,28 @@ class KeptProgram:
                 packed[key] = self._packed(packer, place, slots, now)
         return {key: parts for key, parts in packed.items() if parts}
 
-    def _kept_slots(self, place: _Place, slots: list[Any]) -> list[Any]:
-        """Return the slots without those that passes store and those local to a worker."""
-        holder = place.holder
-        identity = holder.identity
+    def _kept_slots(self, place: _Place, slots: list[Any], now: Content) -> list[Any]:
+        """Return the slots without those local to a worker, and without what passes store.
+
+        Passes may store a plain value or a small tensor that the program changes between steps,
+        such as a scale that is computed when it is first read: it is kept while all workers have
+        the same.
+        """
+        holder, there = place.holder, dict(h.numbered(now))
         if isinstance(holder.owner, nn.Module):
             slots = [slot for slot in slots if slot != "training"]  # modes are stored elsewhere
-        if (*identity, _MORE) in self._stored:
-            slots = [slot for slot in slots if slot in place.content[0]]
         return [
             slot
             for slot in slots
-            if (*identity, str(slot)) not in self._stored
-            and f"{holder.key}\0{slot}" not in self._own
+            if f"{holder.key}\0{slot}" not in self._own
+            and (not self._is_stored(place, slot) or _is_light(place, there.get(slot)))
         ]
+
+    def _is_stored(self, place: _Place, slot: Any) -> bool:
+        """Return whether passes were seen to write a value."""
+        identity = place.holder.identity
+        is_new = (*identity, _MORE) in self._stored and str(slot) not in map(str, place.content[0])
+        return is_new or (*identity, str(slot)) in self._stored
 
     def _add_those_that_hold(
         self, remade: set[int], changed: dict[str, tuple[_Place, list[Any], Content]]
@@ -328,7 +339,7 @@ class KeptProgram:
         for key, place in self._places.items():
             names, values = now = place.holder.read()
             slots = [names[at] if names else at for at, v in enumerate(values) if id(v) in remade]
-            if slots := self._kept_slots(place, slots):
+            if slots := self._kept_slots(place, slots, now):
                 _, there, _ = changed.get(key, (place, [], now))
                 changed[key] = place, [*dict.fromkeys([*there, *slots])], now
 
@@ -455,7 +466,8 @@ class KeptProgram:
             if packed is not None:
                 return None, unpacker.unpack(packed["contents"])
             return place.content, place.copy if self._may_put_back(place) else None
-        now = dict(h.numbered(holder.read()))
+        held = holder.read()
+        now = dict(h.numbered(held))
         is_by_slot = holder.kind in (*_BY_SLOT, h.TABLE)
         if holder.kind is h.ENTRIES:
             is_by_slot = not self._may_put_back(place) or "slots" in (packed or ())
@@ -469,7 +481,7 @@ class KeptProgram:
                 n
                 for n in now
                 if n in packed["rest"]
-                or not self._kept_slots(place, [n])
+                or not self._kept_slots(place, [n], held)
                 or (is_saved and n not in packed["slots"] and not self._may_forget(then, now, n))
             }
             kept = {name: now[name] for name in now if name in mine}
@@ -512,6 +524,15 @@ def _of_names(
     new = (name for name in there if name not in then and h.bare(name) not in known)
     then |= {name: there[name] for name in new}
     return tuple(then), tuple(then.values())
+
+
+def _is_light(place: _Place, value: Any) -> bool:
+    """Return whether a value that passes have stored is small enough to be kept with the run."""
+    if len(place.content[1]) > _FEW:
+        return False
+    if isinstance(value, h.ARRAYS):
+        return value.nbytes <= _SMALL
+    return type(value) in h.PLAIN
 
 
 def _kept_apart(value: Any) -> Any:

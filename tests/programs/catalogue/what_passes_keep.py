@@ -232,3 +232,82 @@ def decaying(model, batch):
 
 t = trainer(net(), decaying)
 fit(t)
+
+# %% computed_when_first_read_and_lowered_later: SAME
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.scale = net(), None
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = 1.5
+        return self.net(x) * self.scale
+
+
+class Lower(Callback):
+    def on_epoch_end(self, fit):
+        fit.model.scale *= 0.9
+
+
+t = trainer(Scaled(), callbacks=[Lower()])
+fit(t)
+
+# %% a_cached_property_cleared_by_a_callback: SAME
+class Settings:
+    level = 1.0
+
+    @functools.cached_property
+    def weight(self):
+        return torch.tensor(2 * self.level)
+
+
+settings = Settings()
+
+
+class Lower(Callback):
+    def on_epoch_end(self, fit):
+        settings.level *= 0.8
+        vars(settings).pop("weight", None)
+
+
+t = trainer(net(), lambda m, b: loss(m, b) * settings.weight, callbacks=[Lower()])
+fit(t)
+
+# %% a_table_of_scales_changed_by_a_callback: SAME
+scales = {}
+
+
+def scaled(m, b):
+    return loss(m, b) * scales.setdefault("one", torch.ones(3)).mean()
+
+
+class Lower(Callback):
+    def on_epoch_end(self, fit):
+        scales["one"] = scales["one"] * 0.8
+
+
+t = trainer(net(), scaled, callbacks=[Lower()])
+fit(t)
+
+# %% a_last_loss_kept_and_cleared: SAME
+class Kept:
+    last, largest = None, 0.0
+
+
+kept = Kept()
+
+
+def noted(m, b):
+    value = loss(m, b)
+    kept.last, kept.largest = value.detach(), max(kept.largest, value.item())
+    return value
+
+
+class Clear(Callback):
+    def on_epoch_end(self, fit):
+        kept.last, kept.largest = None, 0.0
+
+
+t = trainer(net(), noted, callbacks=[Clear()])
+fit(t)
