@@ -123,12 +123,13 @@ def test_a_program_of_ours_resumes_with_the_same_bits(tmp_path):
 
 
 BEND = """
-steps = []
+from pathlib import Path
+
+factor = 1.001 if [*Path("run").glob("checkpoints/step-*/commit.json")] else 1
 
 def bend(step, gradients):
-    steps.append(step)
     for gradient in gradients.values():
-        gradient.mul_(1.001 if steps[0] else 1)
+        gradient.mul_(factor)
 """
 
 
