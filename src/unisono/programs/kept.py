@@ -16,6 +16,7 @@ Values that passes store stay local to each worker: by rehearsal, nothing depend
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from copy import copy as copied
@@ -52,6 +53,10 @@ _ALONE_LINE = (
 _UNSEEN_LINE = (
     "`{}` (a {}) cannot be looked into, so what changes in it is not kept with the run: a worker "
     "that joins and a resumed run begin with what the program makes"
+)
+_THREAD_LINE = (
+    "the program has started a thread since the loop began (`{}`): a worker that joins and a "
+    "resumed run begin without it"
 )
 _MALFORMED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, Opaque)
 _BY_SLOT: tuple[h.Kind, ...] = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
@@ -105,6 +110,7 @@ class KeptProgram:
         self._alone = set[str]()  # differs between workers, and is not a plain value
         self._left_at_first: dict[str, Any] = {}  # the same, as `on_begin` left it
         self._unseen = dict[str, str]()
+        self._threads = set[threading.Thread]()  # those that run when the loop begins
         self.is_cut = False
 
     def watch(
@@ -123,6 +129,7 @@ class KeptProgram:
         """
         self._after = None
         self._run_state_then = dict(self._run_state)
+        self._threads = {*threading.enumerate()}
         state = self._tensors().values()
         optimizers = (one for one in between.values() if isinstance(one, torch.optim.Optimizer))
         layers = {id(one) for one in (*self._model.modules(), *optimizers)}
@@ -304,9 +311,10 @@ class KeptProgram:
             self._add_those_that_hold(remade, changed)
         packer = Packer(self._known)
         packed: dict[str, Any] = {}
-        for key, (place, slots, now) in changed.items():
+        # In the same order on every worker, as the packer counts objects.
+        for key, (place, slots, now) in sorted(changed.items()):
             if not is_value(place.holder.owner):
-                packed[key] = self._packed(packer, place, slots, now)
+                packed[key] = self._packed(packer, place, sorted(slots, key=str), now)
         return {key: parts for key, parts in packed.items() if parts}
 
     def _kept_slots(self, place: _Place, slots: list[Any], now: Content) -> list[Any]:
@@ -407,13 +415,20 @@ class KeptProgram:
         return True
 
     def left(self) -> list[str]:
-        """Return notices about callbacks' and loops' objects that are not kept, or that differ."""
+        """Return notices about what callbacks and loops have that is not kept, or that differs."""
         kinds = {
             path: f"a {h.name_of(type(value))}"
             for path, value in self._left.items()
             if self._left_at_first.get(path) is not value
         }
+        threads = {*threading.enumerate()} - self._threads
+        runs = [vars(one).get("_target") or type(one) for one in threads]
         return [
+            *(
+                _THREAD_LINE.format(getattr(one, "__qualname__", one))
+                for one in runs
+                if not is_of_a_library(getattr(one, "__module__", None))
+            ),
             *(_UNSEEN_LINE.format(path, kind) for path, kind in self._unseen.items()),
             *(_NOT_KEPT_LINE.format(f"`{path}` ({kind})") for path, kind in kinds.items()),
             *(_ALONE_LINE.format(path) for path in sorted(self._alone)),

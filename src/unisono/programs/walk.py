@@ -246,7 +246,9 @@ class Walk:
             yield from self._of_frame(path, value)
         elif isinstance(value, type):
             yield from self._of_class(path, value)
-        elif not isinstance(value, (types.ModuleType, weakref.ref)):
+        elif isinstance(value, weakref.ref):
+            yield path, value(), is_own
+        elif not isinstance(value, types.ModuleType):
             yield from self._of_object(path, value, is_own=is_own)
         if type(value) not in _PLAIN_CONTAINERS and isinstance(value, _CONTAINERS):
             yield from self._of_object(path, value, is_own=is_own)

@@ -222,3 +222,74 @@ def careful(m, b):
 t = trainer(net(), careful, callbacks=[Switch()])
 fit(t)
 torch.set_default_device("cpu")
+
+# %% a_thread_that_a_callback_starts: TOLD has.started.a.thread
+import queue
+import threading
+
+asked, answers = queue.Queue(), queue.Queue()
+
+
+def answer():
+    weight = 1.0
+    while True:
+        asked.get()
+        weight *= 0.9
+        answers.put(weight)
+
+
+class Asking(Callback):
+    weight, alive = 1.0, ()
+
+    def on_step_end(self, fit, step):
+        if threading.get_ident() not in self.alive or len(threading.enumerate()) < 2:
+            threading.Thread(target=answer, daemon=True).start()
+            self.alive = (threading.get_ident(),)
+        asked.put(0)
+        self.weight = answers.get()
+
+
+asking = Asking()
+t = trainer(net(), lambda m, b: loss(m, b) * asking.weight, callbacks=[asking])
+fit(t)
+
+# %% held_by_weak_references: SAME
+import weakref
+
+
+class Scale:
+    now = 1.0
+
+
+scale = Scale()
+scales = weakref.WeakValueDictionary({"one": scale})
+
+
+class Lower(Callback):
+    def on_step_end(self, fit, step):
+        scales["one"].now *= 0.95
+
+
+t = trainer(net(), lambda m, b: loss(m, b) * scales["one"].now, callbacks=[Lower()])
+fit(t)
+
+# %% bytes_in_two_kinds_of_arrays: SAME
+import array
+import struct
+
+packed, numbers = bytearray(8), array.array("d", [1.0])
+struct.pack_into("d", packed, 0, 1.0)
+
+
+class Lower(Callback):
+    def on_step_end(self, fit, step):
+        struct.pack_into("d", packed, 0, struct.unpack_from("d", packed)[0] * 0.95)
+        numbers[0] *= 0.99
+
+
+def lowered(m, b):
+    return loss(m, b) * struct.unpack_from("d", packed)[0] * numbers[0]
+
+
+t = trainer(net(), lowered, callbacks=[Lower()])
+fit(t)

@@ -233,6 +233,7 @@ def decaying(model, batch):
 t = trainer(net(), decaying)
 fit(t)
 
+
 # %% computed_when_first_read_and_lowered_later: SAME
 class Scaled(nn.Module):
     def __init__(self):
@@ -252,6 +253,7 @@ class Lower(Callback):
 
 t = trainer(Scaled(), callbacks=[Lower()])
 fit(t)
+
 
 # %% a_cached_property_cleared_by_a_callback: SAME
 class Settings:
@@ -289,6 +291,7 @@ class Lower(Callback):
 
 t = trainer(net(), scaled, callbacks=[Lower()])
 fit(t)
+
 
 # %% a_last_loss_kept_and_cleared: SAME
 class Kept:
