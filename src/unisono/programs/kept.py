@@ -320,7 +320,7 @@ class KeptProgram:
     def _kept_slots(self, place: _Place, slots: list[Any], now: Content) -> list[Any]:
         """Return the slots without those local to a worker, and without what passes store.
 
-        Passes may store a plain value or a small tensor that the program changes between steps,
+        Passes may store a number or a small tensor that the program changes between steps,
         such as a scale that is computed when it is first read: it is kept while all workers have
         the same.
         """
@@ -542,12 +542,15 @@ def _of_names(
 
 
 def _is_light(place: _Place, value: Any) -> bool:
-    """Return whether a value that passes have stored is small enough to be kept with the run."""
+    """Return whether a value that passes have stored can be kept with the run.
+
+    Texts are not: a path or a name may be of this process alone.
+    """
     if len(place.content[1]) > _FEW:
         return False
     if isinstance(value, h.ARRAYS):
         return value.nbytes <= _SMALL
-    return type(value) in h.PLAIN
+    return value is None or isinstance(value, (int, float, complex))
 
 
 def _kept_apart(value: Any) -> Any:
