@@ -6,10 +6,8 @@ import pytest
 from click.testing import CliRunner
 from tests.promises import promise
 
-from unisono.errors import RendezvousError
 from unisono.runtime.workers import interfaces
 from unisono.tools.cli import main
-from unisono.tools.cli.one_host import sizes_of_hosts
 
 
 def said(*arguments):
@@ -118,9 +116,3 @@ def test_the_rendezvous_must_be_free_and_on_host_0(script, monkeypatch):
         words = said("run", *options, script)
     assert "`--rendezvous` must be an address of host 0, which this is, and a free port" in words
     assert "Address already in use" in words
-
-
-def test_hosts_are_in_the_order_of_their_numbers():
-    assert sizes_of_hosts([(2, 1), (0, 4), (1, 3)]) == [4, 3, 1]
-    with pytest.raises(RendezvousError, match="must differ on each of 3 hosts, but is 1 on 2"):
-        sizes_of_hosts([(1, 1), (0, 4), (1, 3)])

@@ -358,7 +358,7 @@ def test_hosts_go_on_without_one_and_with_it_again(make_hosts: MakeHosts, tmp_pa
     all_well((outputs[0], outputs[3]))
     assert outputs[3].text.count("rank 1 digest") == 1
     # What was done when the hosts were lost came from memory.
-    assert outputs[0].text.count("rank 0 step 4\n") == 1
+    assert outputs[0].text.count("rank 0 step 1\n") == 1
     assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
 
 
@@ -388,7 +388,7 @@ def test_a_store_elsewhere_outlives_host_0(make_hosts: MakeHosts, tmp_path: Path
     outputs[1].await_line("another host has joined")
     all_well(outputs)
     assert [output.text.count("digest") for output in outputs] == [2, 1]
-    assert outputs[1].text.count("rank 1 step 4\n") == 1  # done once: it came from memory
+    assert outputs[1].text.count("rank 1 step 1\n") == 1  # done once: it came from memory
     assert digests(outputs) == trained(hosts[:1], [2], *plain[1:4], "--pause", "0")
     (late,) = unisono_run(hosts[:1], [1], program, **how)
     assert "another host has ended the run: see its messages. Start another run" in late.end()
@@ -461,8 +461,8 @@ def test_what_ends_the_agent_of_a_host_ends_its_launcher(
     outputs[0].end()
     ended = [output.process.returncode for output in outputs]
     assert ended == ([130, -signum] if signum == signal.SIGKILL else [128 + signum] * 2)
-    checkpoints = list(tmp_path.glob("a run/checkpoints/step-*"))
-    assert len(checkpoints) == (signum != signal.SIGKILL)
+    if signum != signal.SIGKILL:  # then the other host may have written its newest snapshot
+        assert len(list(tmp_path.glob("a run/checkpoints/step-*"))) == 1
     for host in hosts:
         assert "unisono" not in host.run("ps", "-eo", "args")
 
@@ -567,7 +567,7 @@ def test_init_joins_the_workers_of_all_launchers(make_hosts: MakeHosts, tmp_path
     ("launch", "everywhere", "at_address"),
     [
         (start, {"29500"}, set()),  # torchrun's agent, at all addresses
-        (unisono_run, set(), {"29400", "another"}),  # where our agents meet, and MASTER_PORT
+        (unisono_run, set(), {"29400"}),  # where our agents meet
     ],
 )
 def test_what_listens_is_what_the_docs_name(
@@ -579,9 +579,7 @@ def test_what_listens_is_what_the_docs_name(
     first, second = [[place.rsplit(":", 1) for place in host.listening()] for host in hosts]
     assert {address for address, _ in first} <= {"*", hosts[0].address}
     for address, expected in (("*", everywhere), (hosts[0].address, at_address)):
-        ports = {port for where, port in first if where == address}
-        assert len(ports) == len(expected)
-        assert expected - ports <= {"another"}
+        assert {port for where, port in first if where == address} == expected
     assert not second  # workers listen no longer than until all have connected
     all_well(outputs)
 

@@ -24,7 +24,7 @@ ONE_SIGNAL_S = 2.0
 IN_LOOP = "finishing the step, then writing a checkpoint"
 BETWEEN = "stopping before the next step or evaluation, or at the end of the program"
 ONCE_MORE = "once more, two seconds later, ends it at once"
-# Sent by the kernel to a launcher of several hosts, even twice; see ``cli/one_host.py``.
+# Sent by the kernel to a launcher of several hosts, even twice; see ``cli/several_hosts.py``.
 AGENT_ENDED = signal.SIGHUP
 
 

@@ -37,6 +37,7 @@ DEFAULT_DEVICES_AT_MOST = 8
 WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 # How many workers each of several hosts has, if each has a launcher of ours.
 HOSTS_VARIABLE = "UNISONO_HOSTS"
+AGENT_VARIABLE = "UNISONO_AGENT"  # the process ID of the agent that runs that launcher
 THREADS_VARIABLE = "UNISONO_THREADS"
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _FIXED_WORKSPACES = ":4096:8"  # eight of 4 MiB: 32 MiB of GPU memory per process

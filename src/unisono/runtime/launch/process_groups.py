@@ -97,7 +97,12 @@ def _in_store(torchs_own: Handler) -> Handler:
         link, wanted = context().launcher, None
         if link is not None and link.ranks_of_host:
             link.notify(MakesGroup())
-        elif link is not None:
+            # The store at MASTER_ADDR outlives this start of the hosts.
+            name = context().rendezvous().token
+            for store, rank, world_size in torchs_own(url, timeout=timeout, **options):
+                yield prefixed(name, store), rank, world_size
+            return
+        if link is not None:
             wanted = group_request(url, os.environ)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
             yield from torchs_own(url, timeout=timeout, **options)

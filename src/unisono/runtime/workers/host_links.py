@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import select
 import selectors
 import socket
@@ -299,6 +300,17 @@ def notice_lost_host(link: socket.socket) -> None:
     link.setsockopt(tcp, socket.TCP_KEEPCNT, int(LOST_AFTER_S))
     link.setsockopt(tcp, socket.TCP_USER_TIMEOUT, int(1000 * LOST_AFTER_S))
     resend_soon(link)
+
+
+def notice_lost_store(port: int) -> None:
+    """Make waits for a store's answer fail once its host is gone; torch has no option for it."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as link,
+        ):
+            if link.getpeername()[1:2] == (port,):  # a string for a local socket
+                notice_lost_host(link)
 
 
 def resend_soon(link: socket.socket) -> None:

@@ -31,7 +31,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, final
 
@@ -42,7 +42,7 @@ from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.host_links import (
     LOST_AFTER_S,
     connect_hosts,
-    notice_lost_host,
+    notice_lost_store,
     watch_link,
 )
 from unisono.runtime.workers.hosts_control_block import HostsControlBlock
@@ -307,11 +307,7 @@ class HostMember(LauncherLink):
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         limit = timedelta(seconds=RENDEZVOUS.in_s())
         store = TCPStore(address, port, None, False, limit, wait_for_workers=False)
-        # Let a wait for the store's answer fail if its host is lost.
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as link:
-                if link.getpeername()[1:2] == (port,):  # a string for a local socket
-                    notice_lost_host(link)
+        notice_lost_store(port)
         return prefixed(f"unisono/{os.environ[TOKEN_VARIABLE]}", store)
 
 

@@ -187,6 +187,7 @@ class SeveralHosts:
     nnodes: NumHosts  # the number of hosts
     node_rank: int  # the number of this one
     rendezvous: str  # host 0's ``host:port``, or a store's ``host:port/name``
+    job: str = ""  # the cluster's name of the job, whose port may be that of another job
 
     @property
     def place(self) -> tuple[str, str]:
@@ -198,6 +199,11 @@ class SeveralHosts:
     def name(self) -> str:
         """The run's name in a store that no launcher starts; empty if host 0 has the rendezvous."""
         return self.rendezvous.partition("/")[2]
+
+    @property
+    def run(self) -> str:
+        """The run's name among all that may use the rendezvous."""
+        return self.name or self.job
 
     @property
     def has_rendezvous(self) -> bool:

@@ -1,39 +1,35 @@
-"""torch's agent, which starts Unisono's launcher on each of several hosts, and again after a loss.
+"""The agent of one of several hosts: it runs this host's launcher when all hosts run theirs.
 
-Rendezvous and restarts are those of torchrun, except for the following:
+    all are there ─► the launcher runs ─► the run has ended: all hosts end with the same status
+          ▲                 │
+          └─────────────────┘ a worker or a host was lost, or a host has joined
 
-* A run that has ended for good, by an exception or Ctrl-C, is not started again. The rendezvous is
-  closed, so that no host waits there for others, and all end with the same exit status.
-* A lost host is waited for, host 0 and the rendezvous with it too: all begin again once it, or
-  another in its place, is there. Starts count as long as they follow within a minute.
-* A long wait for other hosts is reported; our launcher's message and exit status come last.
+* A run that has ended for good, by an exception or Ctrl-C, is not started again: no host waits.
+* A lost host is waited for, host 0 and the rendezvous with it, too. Starts count as long as they
+  follow within a minute.
 * Signals are passed on to the launcher, which finishes the step. It ends with this process.
+
+The main thread only handles signals: a store may not answer the other one for long.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import os
+import secrets
 import signal
+import socket
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, final
+from typing import final
 
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server import api
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousTimeoutError,
-)
-from typing_extensions import override
 
 from unisono.errors import UnisonoError
 from unisono.runtime.launch.recovery import PERIOD_S
@@ -41,14 +37,23 @@ from unisono.runtime.launch.report import TRY_AGAIN
 from unisono.runtime.notices import say
 from unisono.runtime.signals import ENDING_SIGNALS
 from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
+from unisono.runtime.workers.host_links import notice_lost_store
+from unisono.runtime.workers.host_member import TOKEN_VARIABLE
+from unisono.runtime.world import AGENT_VARIABLE, HOSTS_VARIABLE
 from unisono.tools.cli.endings import SeveralHosts
-from unisono.tools.cli.hosts_rendezvous import NumHostsError, meet_hosts
+from unisono.tools.cli.hosts_rendezvous import (
+    LOOK_EVERY_S,
+    Entry,
+    HostsRendezvous,
+    HostsStart,
+    reach,
+    serve,
+)
 
-_LOOK_EVERY_S = 0.5
-# Number of checks whether another host has ended for good before a host that misses it begins
-# again, and before a launcher whose workers do not miss it is ended.
-_LOOKS_AFTER_LOSS, _LOOKS = 4, 6
-_STAYS_AT_MOST_S = 5.0
+# Workers notice by themselves within these times that another host has ended the run, or begins
+# again; else their launcher is ended. Until they are connected, only agents notice a lost host.
+_NOTICE_END_S, _NOTICE_LOSS_S, _CONNECT_WITHIN_S = 3.0, 10.0, 60.0
+_EXPLAINED_WITHIN_S, _STAYS_AT_MOST_S, _ENDS_WITHIN_S = 2.0, 5.0, 30.0
 _BEGINNING_AGAIN = (
     f"All hosts begin again once they are there, with a `directory` from the newest checkpoint; a "
     f"lost one is waited for ({RENDEZVOUS.variable})."
@@ -57,112 +62,55 @@ _NO_MORE = (
     "`--restarts` allows no other start: start all hosts again; with a `directory` the run "
     "continues from its newest checkpoint."
 )
+_JOINED = "another host has joined: all finish the step, and begin again with it."
+_OTHERS_BEGIN_AGAIN = "another host begins again, and all others with it."
 _OTHERS_ENDED = "another host has ended the run: see its messages."
-_ENDED_WELL = "a host has come to the end of its program"
-_ENDED_WITH = "the exit status of the host that has ended the run"
 _OTHERS_ENDED_WELL = (
     "another host has reached the end of its program, so this one cannot begin again: every worker "
     "must make the same calls in the same order, and exit at the end."
 )
 
 
-def run_agent(
-    arguments: Sequence[str],
-    hosts: SeveralHosts,
-    *,
-    rendezvous: tuple[str, int],
-    address: str,
-    restarts: int,
-    await_first: Callable[[], None],
-) -> int:
-    """Run Python with these arguments when all hosts do, again after a loss; return its status.
-
-    Others reach this host at `address`. `await_first` waits for the rendezvous, or raises a
-    UnisonoError.
-    """
-    place, name, is_first = hosts.rendezvous, hosts.name, hosts.has_rendezvous
-    logging.disable(logging.ERROR)  # torch's agent is silent; messages come from here
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # other signals are handled here
-
-    def run() -> int | None:
-        handler = meet_hosts(
-            rendezvous, hosts.nnodes, address=address, is_first=is_first, name=name
-        )
-        spec = api.WorkerSpec(
-            role="unisono",
-            local_world_size=1,
-            rdzv_handler=handler,
-            entrypoint=sys.executable,
-            args=tuple(arguments),
-            max_restarts=restarts,
-            local_addr=address,
-        )
-        try:
-            result = HostAgent(spec, place).run()
-        finally:
-            handler.shutdown()
-        return result and int(result.is_failed())
-
-    lost = f"the rendezvous at {place} was lost{'' if name else ', with host 0'}"
-    try:
-        if (status := _run_again(run, lost, await_first, 0 if is_first else restarts)) is not None:
-            return status
-        say(_OTHERS_ENDED)  # while this host waited for them
-    except (NumHostsError, UnisonoError) as error:
-        say(str(error))
-    except RendezvousTimeoutError:
-        say(
-            f"{hosts.nnodes} hosts must reach {place} within {RENDEZVOUS.in_s():g} s, but not "
-            f"all have: check that `unisono run` was started on each, with the same `--nnodes` "
-            f"and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
-        )
-    except RendezvousClosedError:
-        say(f"{_OTHERS_ENDED} Start another run with another NAME." if name else _OTHERS_ENDED)
-    except RendezvousError as error:
-        say(
-            f"the rendezvous at {place} must be there until the run ends, but is not "
-            f"({error.__cause__ or error}): check {'it' if name else 'the messages of host 0'}."
-        )
-    return 1
-
-
-def _run_again(
-    run: Callable[[], int | None], lost: str, await_first: Callable[[], None], restarts: int
-) -> int | None:
-    """Run an agent, and another one when the rendezvous is back after it was lost with host 0."""
-    num_left = restarts
-    while True:
-        begun_s = time.monotonic()
-        try:
-            return run()
-        except RendezvousConnectionError:
-            num_left = _num_left(num_left, restarts, begun_s)
-            if num_left < 0:
-                raise
-            say(f"{lost}. {_BEGINNING_AGAIN}")
-            await_first()
-
-
-def _num_left(num_left: int, restarts: int, begun_s: float) -> int:
-    """Return the starts left after one more; a run of a minute restores all of them."""
-    return (restarts if time.monotonic() - begun_s > PERIOD_S else num_left) - 1
-
-
 @final
-class HostAgent(LocalElasticAgent):
-    """torch's agent for one launcher of Unisono."""
+@dataclass
+class HostAgent:
+    """Runs one host's launcher whenever all hosts run theirs."""
 
-    def __init__(self, spec: api.WorkerSpec, place: str) -> None:
-        super().__init__(spec, DefaultLogsSpecs(os.devnull))  # otherwise a folder would remain
-        self._place, self._status = place, 0
-        self._look_at_s, self._num_looks_closed = 0.0, 0
-        self._begun_s = time.monotonic()
+    command: Sequence[str]  # what the launcher gets, after its number of workers
+    workers: int
+    restarts: int  # how often it may begin again within a minute
+    hosts: SeveralHosts
+    place: tuple[str, int]  # the address and port of the rendezvous, and of the workers' store
+    listening: socket.socket | None  # at the rendezvous, if that is on this host
+    await_first: Callable[[], None]  # waits for the rendezvous, or raises a UnisonoError
+
+    def __post_init__(self) -> None:
+        self._me = Entry(self.hosts.node_rank, secrets.token_hex(8), self.workers)
+        self._num_left, self._begun_s = self.restarts, time.monotonic()
+        self._connects_until_s = math.inf
+        self._rendezvous: HostsRendezvous | None = None
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._status = 0  # with which to end, once a signal or another host has ended the run
+
+    def run(self) -> int:
+        """Run the launcher until the run has ended for good; return its exit status."""
         for signum in ENDING_SIGNALS:
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # by nohup
                 signal.signal(signum, self._pass_on)
+        running, idle_s = ThreadPoolExecutor(1).submit(self._run), 0.0
+        while not wait([running], LOOK_EVERY_S).done:
+            if time.monotonic() > self._connects_until_s:
+                say(
+                    f"the rendezvous at {self.hosts.rendezvous} must be a store, but what listens "
+                    f"there does not answer as one: check which program has that port."
+                )
+                return 1
+            idle_s = 0.0 if self._is_running or not self._status else idle_s + LOOK_EVERY_S
+            if idle_s > (_STAYS_AT_MOST_S if self._rendezvous is not None else 0.0):
+                return self._status
+        return running.result()
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
-        """End the launcher; if there is none, end at once."""
         self._status = 128 + signum
         if signum == signal.SIGHUP:
             # When a terminal closes, both the kernel and a shell may send SIGHUP.
@@ -170,100 +118,191 @@ class HostAgent(LocalElasticAgent):
             signum = signal.SIGTERM
         self._end_launcher(signum)
 
-    def _end_launcher(self, signum: int) -> None:
-        for pid in self._pcontext.pids().values() if self._pcontext is not None else ():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signum)
-                return
-        sys.exit(self._status)
+    def _end_launcher(self, signum: int = signal.SIGTERM) -> None:
+        if self._launcher is not None:
+            self._launcher.send_signal(signum)
 
-    def _rendezvous(self, worker_group: api.WorkerGroup) -> None:
-        line = (
-            f"{NOTICE.in_s():.0f} s have passed at {self._place}, and not all hosts have arrived."
-        )
-        notice = threading.Timer(NOTICE.in_s(), say, [line])
-        notice.start()
+    @property
+    def _is_running(self) -> bool:
+        return self._launcher is not None and self._launcher.poll() is None
+
+    def _run(self) -> int:
+        """Run with the rendezvous, and again once it is back after it was lost."""
+        at, is_named = self.hosts.rendezvous, bool(self.hosts.name)
         try:
-            super()._rendezvous(worker_group)
-        except DistError as error:  # the first host was lost during it
-            raise RendezvousConnectionError(str(error)) from error
-        finally:
-            notice.cancel()
-        self._begun_s = time.monotonic()
+            while True:
+                try:
+                    return self._run_at_rendezvous()
+                except DistError as error:
+                    self._rendezvous = None
+                    if self.listening or not self._may_start_again():
+                        say(
+                            f"the rendezvous at {at} must be there until the run ends, but is not "
+                            f"({error}): check {'it' if is_named else 'the messages of host 0'}."
+                        )
+                        return 1
+                lost = f"the rendezvous at {at} was lost{'' if is_named else ', with host 0'}"
+                say(f"{lost}. {_BEGINNING_AGAIN}")
+                self.await_first()
+        except UnisonoError as error:
+            say(str(error))
+            return 1
 
-    def _restart_workers(self, worker_group: api.WorkerGroup) -> None:
-        if worker_group.state == api.WorkerState.HEALTHY:
-            say("another host has joined: all finish the step, and begin again with it.")
-        super()._restart_workers(worker_group)
+    def _run_at_rendezvous(self) -> int:
+        """Run with all hosts until the run has ended for good; return its exit status."""
+        if self.listening is not None:
+            store = serve(self.listening)
+        else:
+            self._connects_until_s = time.monotonic() + RENDEZVOUS.in_s()
+            store = reach(*self.place)  # waits for an answer without any limit
+            self._connects_until_s = math.inf
+            notice_lost_store(self.place[1])
+        rendezvous = HostsRendezvous(store, self.hosts, self._me)
+        self._rendezvous, status = rendezvous, None
+        while status is None:
+            start = self._await_start(rendezvous)
+            status = start if isinstance(start, int) else self._run_once(rendezvous, start)
+        with suppress(DistError):  # host 0 was lost, or waits no longer
+            rendezvous.end(status)
+            rendezvous.leave()
+            until_s = time.monotonic() + (_STAYS_AT_MOST_S if status else math.inf)
+            while self.listening and rendezvous.is_needed() and time.monotonic() < until_s:
+                time.sleep(LOOK_EVERY_S)
+        return status
 
-    @override
-    def _monitor_workers(self, worker_group: api.WorkerGroup) -> api.RunResult:
-        """Monitor the workers; raise SystemExit if the run has ended for good."""
-        result: api.RunResult = super()._monitor_workers(worker_group)
-        if result.state == api.WorkerState.HEALTHY:
-            self._end_with_others()
-        elif result.state == api.WorkerState.SUCCEEDED:
-            with suppress(DistError):  # the first host was lost
-                self._store_of_round.set(_ENDED_WELL, "")
-        elif result.is_failed():
-            (failure,) = result.failures.values()
-            status = self._status or failure.exitcode
-            if status == TRY_AGAIN or status < 0:
-                if not (how := self._how_others_end()):
-                    most = worker_group.spec.max_restarts
-                    num_left = _num_left(self._remaining_restarts, most, self._begun_s)
-                    self._remaining_restarts = num_left + 1  # torch subtracts one
-                    say(_BEGINNING_AGAIN if num_left >= 0 else _NO_MORE)
-                    return result
-                say(how)
-                status = self._status_of_others()
-            # Let no other host wait for this one, neither to begin again nor to end.
-            barrier: Any = self._exit_barrier  # without types, as the next
-            handler: Any = worker_group.spec.rdzv_handler
-            with suppress(DistError, RendezvousError):
-                self._store_of_round.compare_set(_ENDED_WITH, "", str(status))
-                handler.set_closed()
-            self._exit_barrier_timeout = _STAYS_AT_MOST_S
-            barrier()
-            sys.exit(status)
-        return result
+    def _await_start(self, rendezvous: HostsRendezvous) -> HostsStart | int:
+        """Wait until all hosts can start; or return the status of a run that ends before."""
+        begun_s, notice_s, limit_s = time.monotonic(), NOTICE.in_s(), RENDEZVOUS.in_s()
+        at = self.hosts.rendezvous
+        while not self._status:
+            if (ended := rendezvous.ended()) is not None:
+                return self._ended_elsewhere(ended)
+            if (start := rendezvous.look()) is not None:
+                return start
+            waited_s = time.monotonic() - begun_s
+            if waited_s >= limit_s:
+                say(
+                    f"{self.hosts.nnodes} hosts must reach {at} within {limit_s:g} s, but not "
+                    f"all have: check that `unisono run` was started on each, with the same "
+                    f"`--nnodes` and `--rendezvous`; {RENDEZVOUS.variable} waits longer (s)."
+                )
+                return 1
+            if waited_s >= notice_s:
+                say(f"{notice_s:.0f} s have passed at {at}, and not all hosts have arrived.")
+                notice_s = math.inf
+            time.sleep(LOOK_EVERY_S)
+        return self._status
 
-    def _end_with_others(self) -> None:
-        """End the launcher if another host has ended for good, and workers do not notice."""
-        if time.monotonic() < self._look_at_s:
-            return
-        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
-        self._num_looks_closed += self._is_closed
-        if self._num_looks_closed == _LOOKS:
-            say(_OTHERS_ENDED)
-            self._status = self._status_of_others()
-            self._end_launcher(signal.SIGTERM)
+    def _run_once(self, rendezvous: HostsRendezvous, start: HostsStart) -> int | None:
+        """Run the launcher; return its exit status, or None if all hosts begin again."""
+        self._begun_s, lost, follows = time.monotonic(), None, False
+        self._launcher = self._started(start)
+        if self._status:  # a signal came before there was a launcher
+            self._end_launcher()
+        try:
+            follows = self._watch(rendezvous, start)
+        except DistError as error:
+            lost = error
+            self._end_launcher()
+        status = self._launchers_end(rendezvous)
+        if status == 0 or self._status:
+            return status and self._status
+        may_begin_again = status < 0 or status == TRY_AGAIN
+        if lost is not None and (may_begin_again or status == 128 + signal.SIGTERM):
+            raise lost
+        if not follows:
+            final = self._after_loss(rendezvous) if may_begin_again else status
+            if final is not None:
+                return final
+        rendezvous.begin_again(start.round)
+        return None
 
-    def _how_others_end(self) -> str:
-        """Wait a moment for another host to report that the run has ended; empty if none does."""
-        for _ in range(_LOOKS_AFTER_LOSS):
-            try:
-                if self._is_closed:
-                    return _OTHERS_ENDED
-                if self._store_of_round.check([_ENDED_WELL]):
-                    return _OTHERS_ENDED_WELL
-            except DistError as error:  # the first host was lost
-                raise RendezvousConnectionError(str(error)) from error
-            time.sleep(_LOOK_EVERY_S)
-        return ""
+    def _started(self, start: HostsStart) -> subprocess.Popen[bytes]:
+        own = {
+            AGENT_VARIABLE: str(os.getpid()),
+            HOSTS_VARIABLE: ",".join(str(one.workers) for one in start.entries),
+            TOKEN_VARIABLE: start.token,
+            "RANK": str(start.index),
+            "MASTER_ADDR": self.place[0],
+            "MASTER_PORT": str(self.place[1]),
+            # torch's groups take the store that is there, as under torchrun.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": str(start.round),
+            "TORCHELASTIC_RUN_ID": "unisono",
+        }
+        command = [sys.executable, "-m", "unisono", "run", "-n", str(self._me.workers)]
+        command += self.command
+        return subprocess.Popen(command, env={**os.environ, **own}, start_new_session=True)
 
-    def _status_of_others(self) -> int:
-        """Return the status of the host that has ended the run: all end with that."""
-        with suppress(DistError, ValueError):
-            if self._store_of_round.check([_ENDED_WITH]):
-                status = int(self._store_of_round.get(_ENDED_WITH))
-                return status if 0 < status < 256 else 1  # a stranger may write there
-        return 1
+    def _watch(self, rendezvous: HostsRendezvous, start: HostsStart) -> bool:
+        """Wait for the launcher's end, and end it if another host has the run end or begin again.
 
-    @property
-    def _store_of_round(self) -> Any:  # torch's, which has no types
-        return self._store
+        Return whether it was ended so that all begin again.
+        """
+        begun_s, over_s = time.monotonic(), math.inf
+        while self._is_running:
+            now_s = time.monotonic()
+            ended = rendezvous.ended()
+            if ended:
+                rendezvous.leave()
+                if self._await_launcher(_NOTICE_END_S) != 0 and not self._status:
+                    say(_OTHERS_ENDED)
+                    self._status = ended
+                    self._end_launcher()
+                return False
+            if rendezvous.is_over(start):
+                over_s = min(over_s, now_s)
+                is_new = rendezvous.has_newcomer(start)
+                if is_new or now_s > over_s + _NOTICE_LOSS_S:
+                    say(_JOINED if is_new else _OTHERS_BEGIN_AGAIN)
+                    self._end_launcher()
+                    return True
+            elif ended is None and now_s < begun_s + _CONNECT_WITHIN_S and rendezvous.lacks_one():
+                rendezvous.begin_again(start.round)
+            self._await_launcher(LOOK_EVERY_S)
+        return False
 
-    @property
-    def _is_closed(self) -> bool:
-        return bool(self._worker_group.spec.rdzv_handler.is_closed())
+    def _await_launcher(self, timeout_s: float) -> int | None:
+        """Wait for the launcher's end; return its exit status, or None if it still runs."""
+        assert self._launcher is not None
+        with suppress(subprocess.TimeoutExpired):
+            return self._launcher.wait(timeout_s)
+        return None
+
+    def _launchers_end(self, rendezvous: HostsRendezvous) -> int:
+        """Wait for the launcher's end, which was asked for; return its exit status."""
+        asked_s = time.monotonic()
+        while (status := self._await_launcher(LOOK_EVERY_S)) is None:
+            with suppress(DistError):
+                rendezvous.beat()
+            if time.monotonic() > asked_s + _ENDS_WITHIN_S:
+                asked_s = time.monotonic()
+                self._end_launcher()  # once more, which ends it at once
+        return status
+
+    def _after_loss(self, rendezvous: HostsRendezvous) -> int | None:
+        """Return the exit status if another host has ended the run, or no start is left."""
+        until_s = time.monotonic() + _EXPLAINED_WITHIN_S
+        while time.monotonic() < until_s:
+            if (ended := rendezvous.ended()) is not None:
+                return self._ended_elsewhere(ended)
+            rendezvous.beat()
+            time.sleep(LOOK_EVERY_S)
+        may_start = self._may_start_again()
+        say(_BEGINNING_AGAIN if may_start else _NO_MORE)
+        return None if may_start else 1
+
+    def _ended_elsewhere(self, status: int) -> int:
+        if status == 0 and self._launcher is not None:
+            say(_OTHERS_ENDED_WELL)
+        else:
+            again = " Start another run with another NAME." if self.hosts.name else ""
+            say(_OTHERS_ENDED + again)
+        return status or 1
+
+    def _may_start_again(self) -> bool:
+        """Count a start; a run of a minute restores all that `--restarts` allows."""
+        if time.monotonic() - self._begun_s > PERIOD_S:
+            self._num_left = self.restarts
+        self._num_left -= 1
+        return self._num_left >= 0

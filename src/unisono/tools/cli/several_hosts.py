@@ -1,20 +1,22 @@
-"""`unisono run --nnodes`: several hosts, which torch's agent starts and restarts."""
+"""`unisono run --nnodes`: several hosts, each with an agent that runs its launcher."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
 
 from unisono.errors import RendezvousError
-from unisono.runtime.procfs import NotThereError, wait_for
+from unisono.runtime.procfs import NotThereError, die_with, wait_for
+from unisono.runtime.signals import AGENT_ENDED
 from unisono.runtime.timeouts import RENDEZVOUS, TIMEOUTS
 from unisono.runtime.workers.interfaces import address_here, address_towards, is_loopback
-from unisono.runtime.workers.job_store import knock, listen, place_among_tasks
-from unisono.runtime.world import HOSTS_VARIABLE, cluster_task, num_devices
+from unisono.runtime.workers.job_store import job_name, knock, listen, place_among_tasks
+from unisono.runtime.world import AGENT_VARIABLE, HOSTS_VARIABLE, cluster_task, num_devices
 from unisono.tools.cli.endings import NotInTime, NumHosts, Refusal, SeveralHosts, leave
 
 # These options apply to Unisono's launcher, which starts no workers there.
@@ -37,7 +39,8 @@ def read_hosts(
                 f"`mpirun -N 1`); `--nnodes 1` trains here alone, as in a shell of `srun --pty`."
             )
         size = NumHosts(task.world_size, task.world_size)
-        return SeveralHosts(size, task.rank, f"{place[0]}:{place[1]}")
+        job = job_name(os.environ, task, session=0).name
+        return SeveralHosts(size, task.rank, f"{place[0]}:{place[1]}", job)
     if nnodes is not None and nnodes.most == 1 and node_rank in (None, 0):
         return None  # from a script with the number of hosts in a variable
     if nnodes is None:
@@ -63,9 +66,20 @@ def read_hosts(
 
 
 def one_of_several(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return this host's place among several, for :class:`Job`; empty if it is the only one."""
+    """Return this host's place among several, for :class:`Job`; empty if it is the only one.
+
+    The launcher of one of several hosts ends with its agent.
+    """
     if HOSTS_VARIABLE not in environ:
         return {}
+    signal.signal(AGENT_ENDED, signal.SIG_DFL)  # nohup protects the agent alone
+    agent = environ.get(AGENT_VARIABLE, "")
+    if not agent.isdecimal() or not die_with(int(agent), AGENT_ENDED):
+        raise Refusal(
+            f"`unisono run` must be started by the agent of its host where {HOSTS_VARIABLE} is "
+            f"set, but its parent is process {os.getppid()} instead of {agent or 'an agent'}: to "
+            f"run a program of its own in a worker, unset {HOSTS_VARIABLE} there."
+        )
     sizes = tuple(map(int, environ[HOSTS_VARIABLE].split(",")))
     return {"hosts": sizes, "host": int(environ["RANK"])}
 
@@ -100,7 +114,9 @@ def run_on_hosts(
         # On host 0, its own name may stand for an address such as 127.0.1.1.
         is_only_here = is_loopback(address_towards(host)) and not is_loopback(address)
         where = address if hosts.has_rendezvous and is_only_here else host
-        _check_rendezvous(hosts, where)
+        listening = _listening(where, int(port)) if hosts.has_rendezvous else None
+        if listening is None:
+            _await_rendezvous(hosts)
     except KeyboardInterrupt:
         leave(128 + signal.SIGINT)
     except (ValueError, RendezvousError) as error:
@@ -108,35 +124,35 @@ def run_on_hosts(
         raise kind(str(error).replace("`MASTER_ADDR`", "`--rendezvous`")) from None
     os.environ.update(environ)
     # It loads torch, which reads these variables.
-    from unisono.tools.cli.hosts_agent import run_agent
+    from unisono.tools.cli.hosts_agent import HostAgent
 
-    number = num_devices() if workers is None else workers
-    command = ["-m", "unisono.tools.cli.one_host", str(hosts.node_rank), "-n", str(number)]
-    command += [str(word) for flag in flags.items() for word in flag]
-    status = run_agent(
-        [*command, *script],
+    agent = HostAgent(
+        [*(str(word) for flag in flags.items() for word in flag), *script],
+        num_devices() if workers is None else workers,
+        int(str(flags["--restarts"])),
         hosts,
-        rendezvous=(where, int(port)),
-        address=address,
-        restarts=int(str(flags["--restarts"])),
-        await_first=lambda: _check_rendezvous(hosts, where),
+        (where, int(port)),
+        listening,
+        await_first=lambda: _await_rendezvous(hosts),
     )
-    leave(status)
+    leave(agent.run())
 
 
-def _check_rendezvous(hosts: SeveralHosts, where: str) -> None:
-    """Check that the rendezvous is there, or wait until it is; torch would ignore signals."""
+def _listening(where: str, port: int) -> socket.socket:
+    """Listen at the rendezvous, which is on this host."""
+    try:
+        return listen(where, port)
+    except OSError as error:
+        raise RendezvousError(
+            f"`--rendezvous` must be an address of host 0, which this is, and a free port on it, "
+            f"but {where} at port {port} is not ({error}): pass others, or this host's "
+            f"`--node-rank`."
+        ) from error
+
+
+def _await_rendezvous(hosts: SeveralHosts) -> None:
+    """Wait until the rendezvous on another host is there."""
     (host, port), timeout_s = hosts.place, RENDEZVOUS.in_s()
-    if hosts.has_rendezvous:
-        try:
-            listen(where, int(port)).close()
-        except OSError as error:
-            raise RendezvousError(
-                f"`--rendezvous` must be an address of host 0, which this is, and a free port on "
-                f"it, but {where} at port {port} is not ({error}): pass others, or this host's "
-                f"`--node-rank`."
-            ) from error
-        return
     who, whether = "host 0", "`unisono run` was started on it, with the same `--rendezvous`"
     if hosts.name:
         who, whether = "a store", "it was started there"
