@@ -277,7 +277,8 @@ class KeptProgram:
                 self._own.add(part)
                 if (place := self._places.get(key)) is None:
                     continue
-                if slot and self._is_stored(place, slot):
+                names = [name for name in place.content[0] if str(name) == slot] or [slot]
+                if slot and self._stored_slots(place, names):
                     continue
                 path = place.holder.shown(slot) if slot else place.holder.path
                 if place.is_read_in_passes:
@@ -327,18 +328,21 @@ class KeptProgram:
         holder, there = place.holder, dict(h.numbered(now))
         if isinstance(holder.owner, nn.Module):
             slots = [slot for slot in slots if slot != "training"]  # modes are stored elsewhere
-        return [
+        slots = [slot for slot in slots if f"{holder.key}\0{slot}" not in self._own]
+        stored = self._stored_slots(place, slots)
+        return [s for s in slots if s not in stored or _is_light(place, there.get(s))]
+
+    def _stored_slots(self, place: _Place, slots: list[Any]) -> set[Any]:
+        """Return those slots that passes were seen to write."""
+        if not self._stored:
+            return set()
+        identity, known = place.holder.identity, {*place.content[0]}
+        are_new_stored = (*identity, _MORE) in self._stored
+        return {
             slot
             for slot in slots
-            if f"{holder.key}\0{slot}" not in self._own
-            and (not self._is_stored(place, slot) or _is_light(place, there.get(slot)))
-        ]
-
-    def _is_stored(self, place: _Place, slot: Any) -> bool:
-        """Return whether passes were seen to write a value."""
-        identity = place.holder.identity
-        is_new = (*identity, _MORE) in self._stored and str(slot) not in map(str, place.content[0])
-        return is_new or (*identity, str(slot)) in self._stored
+            if (*identity, str(slot)) in self._stored or (are_new_stored and slot not in known)
+        }
 
     def _add_those_that_hold(
         self, remade: set[int], changed: dict[str, tuple[_Place, list[Any], Content]]
@@ -492,11 +496,12 @@ class KeptProgram:
                 then = {name: now.get(name, place.copy[name]) for name in then}
             packed = packed or {"slots": {}, "gone": [], "rest": []}
             is_saved = id(holder.owner) in self._saving  # except for what its own state omits
+            keeps = {*self._kept_slots(place, [*now], held)}
             mine = {
                 n
                 for n in now
                 if n in packed["rest"]
-                or not self._kept_slots(place, [n], held)
+                or n not in keeps
                 or (is_saved and n not in packed["slots"] and not self._may_forget(then, now, n))
             }
             kept = {name: now[name] for name in now if name in mine}
