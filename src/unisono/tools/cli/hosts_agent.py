@@ -203,7 +203,8 @@ class HostAgent:
             follows = self._watch(rendezvous, start)
         except DistError as error:
             lost = error
-            self._end_launcher()
+            if self._await_launcher(_NOTICE_LOSS_S) is None:  # workers name the rank
+                self._end_launcher()
         status = self._launchers_end(rendezvous)
         if status == 0 or self._status:
             return status and self._status
