@@ -8,10 +8,8 @@ hundredth of the time since the last one.
 from __future__ import annotations
 
 import enum
-import json
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, final
 
@@ -27,7 +25,6 @@ from unisono.runtime.checkpoint.run_directory import ENDED, LEFT
 from unisono.runtime.timeouts import NOTICE
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import NoRecovery
-from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.identity import SAMPLES, check_switches, identity
 from unisono.training.run_context import RunContext
 
@@ -73,18 +70,13 @@ class Boundary:
         self._recovers = run.team.supervisor.can_replace
         self._ends_here = run.team.supervisor.hears_signals
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a worker that joins the loop needs to know."""
-        return asdict(self._memory.snapshots.places)
-
     def forgo_recovery(self, reason: str) -> None:
         """Disable recovery, and with it the snapshots that nothing else needs."""
         self._recovers = False
         self._team.supervisor.notify(NoRecovery(reason))
 
-    def begin(self) -> bool:
-        """Take a loop's first snapshot, if snapshots are needed; return whether. Collective."""
+    def begin(self) -> None:
+        """Take a loop's first snapshot, if snapshots are needed. Collective."""
         try:
             self._kept.check_keepable()
         except CheckpointError as error:
@@ -92,12 +84,14 @@ class Boundary:
                 raise
             self.forgo_recovery(str(error))
         if not self._keeps:
-            return False
+            return
+        # Before the snapshot is whole, so that a launcher that has one knows its loop.
+        where = {"directory": None} if self._checkpoints is None else self._checkpoints.facts
+        self.run.replicated_calls.note_loop({**asdict(self._memory.snapshots.places), **where})
         self._wait_for_disk()
         while self._snapshot(wait=True) is None:
             # Before the first step every worker has the leader's state.
             self._exchange.trust_leader()
-        return True
 
     def begin_step(self, step: int) -> None:
         """Record that a step has begun."""
@@ -117,14 +111,12 @@ class Boundary:
         self._kept.last["means"] = self.last_means
         self._planned = self._team.planned(position.step)
         self.is_between_steps = True
-        self._team.supervisor.can_roll_back = False  # the program's next actions are not repeated
 
     def act(self) -> bool:
         """Carry out the plan before the next step; False if the run had to go back. Collective."""
         planned, self._planned = self._planned, 0
         if not self._exchange.is_lost:
-            with suppress(StepBrokenError):  # then it is lost
-                self._carry_out(planned)
+            self._carry_out(planned)
         if self._exchange.is_lost:
             self.roll_back()
             return False
@@ -136,9 +128,6 @@ class Boundary:
         self.undo()
         self._planned, self._is_undone = 0, True
         self.is_between_steps, self._has_acted = True, False
-        if len(self._team.hosts) > 1:
-            self.run.has_joined = True  # like a replacement
-            self.run.replicated_calls.is_undone = True
 
     def undo(self) -> None:
         """Restore what an exchange does not, such as what the program changed after a lost step."""
@@ -256,25 +245,18 @@ class Boundary:
             self._exchange.hand_round()
             return True
         self._wait_for_disk()
-        try:
-            slot = self._snapshot(wait=True)
-            if slot is None:
-                return False
-            # All workers have synchronized and read what they need. The leader writes meanwhile.
-            if self._team.world.rank == self._team.neighbours[-1]:
-                self._exchange.forget_gradients()
-                self._memory.snapshots.keep_only(slot)
-            if self._checkpoints is not None:
+        slot = self._snapshot(wait=True)
+        if slot is None:
+            return False
+        # All workers have synchronized and read what they need. The leader writes meanwhile.
+        if self._team.world.rank == self._team.neighbours[-1]:
+            self._exchange.forget_gradients()
+            self._memory.snapshots.keep_only(slot)
+        if self._checkpoints is not None:
+            self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
+            while not self._team.meet("last checkpoint"):
+                # The leader was lost, perhaps before its request; the next one repeats it.
                 self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
-                while not self._team.meet("last checkpoint"):
-                    # The leader was lost, perhaps before its request; the next one repeats it.
-                    self._checkpoint(slot, wait=True, end=ENDED + self.run.loop)
-        except StepBrokenError:
-            end = self.run.replicated_calls.end_of_loop
-            if end is None:
-                return False
-            # The others have synchronized here, so everything is saved.
-            self._memory.snapshots.complete_up_to(json.loads(end)["snapshot"])
         self._exchange.hand_out()
         if not self._exchange.have_all and self.run.program_kept is not None:
             facts, tensors = self._memory.newest()

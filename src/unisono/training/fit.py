@@ -27,7 +27,6 @@ from unisono.engine.state.contents import digest_of
 from unisono.runtime.habits import attributes_met
 from unisono.runtime.signals import interruption
 from unisono.runtime.workers.membership import Membership
-from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, scalars_text
@@ -240,14 +239,9 @@ class FitUnderWay(Observer):
             self._fail(interruption(signum))
 
     def _take(self, step: Step) -> None:
-        try:
-            self._before(step)
-            self._compute(step)
-            self._context.team.supervisor.can_roll_back = True
-            self._after(step)
-        except StepBrokenError:
-            step.abandon()  # with the actions that would have followed
-            self._conclusions.drawn = None
+        self._before(step)
+        self._compute(step)
+        self._after(step)
 
     def _before(self, step: Step) -> None:
         """Report to callbacks what changed since the last step, and that a step begins."""
@@ -337,14 +331,10 @@ class FitUnderWay(Observer):
             self._kept_step = self._context.checkpoints.kept_step
         if self._has_memory:
             self._memory.begin()
-        try:
-            with as_it_was(self._context):
-                self._callbacks.call("on_begin", self)
-            self._context.has_begun()
-            self._conclusions.draw_left()
-        except StepBrokenError:
-            self._has_begun = False
-            raise
+        with as_it_was(self._context):
+            self._callbacks.call("on_begin", self)
+        self._context.has_begun()
+        self._conclusions.draw_left()
 
     def _end(self) -> Summary:
         """Run end-of-fit actions once all steps are done, even if other workers did them."""

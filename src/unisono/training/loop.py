@@ -17,7 +17,7 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from types import CodeType, FrameType
@@ -63,7 +63,6 @@ from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import Live, Passed
 from unisono.runtime.workers.memory import keep_freed_memory
 from unisono.runtime.workers.supervisor import is_worker
-from unisono.runtime.workers.team import StepBrokenError
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
@@ -224,30 +223,25 @@ def steps_of(
         looks, has_begun, num_steps, consumer_then = 0, False, 0, None
         while True:
             if not has_begun:
-                with suppress(StepBrokenError):  # a worker was lost, and all go back
-                    run.observer.begin()
-                    if not run.functions:  # otherwise the observer calls has_begun
-                        frames = frames_of_loop(sys._getframe(1), run.frame)
-                        # Variables may have been set since the program called `steps`.
-                        if len(frames) > 1 or has_stored(run.frame, asked_at):
-                            _watch_program(run, plan, frames)
-                        if _is_often_seen(run, sys._getframe(1)):
-                            looks = AT_FIRST
-                        run.has_begun()
-                    has_begun = True
+                run.observer.begin()
+                if not run.functions:  # otherwise the observer calls has_begun
+                    frames = frames_of_loop(sys._getframe(1), run.frame)
+                    # Variables may have been set since the program called `steps`.
+                    if len(frames) > 1 or has_stored(run.frame, asked_at):
+                        _watch_program(run, plan, frames)
+                    if _is_often_seen(run, sys._getframe(1)):
+                        looks = AT_FIRST
+                    run.has_begun()
+                has_begun = True
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
                 return
             if not is_over:
-                with suppress(StepBrokenError):  # then there is no next step yet
-                    if run.kept.position.batch == 0:
-                        begin_epoch(run, plan.samples, is_agreed=is_agreed)
-                    loader.begin_epoch(run.kept.position.epoch, None if is_agreed else run.team)
+                if run.kept.position.batch == 0:
+                    begin_epoch(run, plan.samples, is_agreed=is_agreed)
+                loader.begin_epoch(run.kept.position.epoch, None if is_agreed else run.team)
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
-                run.replicated_calls.is_undone = False
-                # With several hosts, all have gone back to a place after that.
-                is_agreed = len(run.team.hosts) > 1
                 continue
             samples = plan.samples.at(run.kept.position.epoch)
             boundary.steps_per_epoch = samples.steps_per_epoch
@@ -272,14 +266,10 @@ def steps_of(
                     run.say_once(_COUNTED.format(around[0]))
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()
-            run.team.supervisor.can_roll_back = True
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
-                run.replicated_calls.is_undone = False
                 boundary.undo_body()
-                is_agreed = len(run.team.hosts) > 1
-                continue
 
 
 def _is_often_seen(run: RunContext, consumer: FrameType) -> bool:
@@ -346,7 +336,6 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
                 raise
     finally:
         run.engine = run.frame = None
-        run.team.supervisor.can_roll_back = True
         end = json.dumps(
             {
                 "position": asdict(kept.position),
@@ -361,28 +350,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _entered(
     run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
 ) -> Boundary:
-    """Bind the model and join the others; with several hosts, until all have. Collective."""
-    while True:
-        with ExitStack() as bound:
-            try:
-                boundary = _bound(run, plan, live, timers, bound)
-                if live is not None and live.loop is not None:
-                    boundary.undo()
-                    run.has_joined = True
-                    run.team.faults.meet("join", run.kept.position.step)
-                else:
-                    _begin(run, boundary)
-                stack.push(bound.pop_all())
-                return boundary
-            except StepBrokenError:
-                if len(run.team.hosts) == 1:
-                    raise
-        live = run.replicated_calls.enter_again()
-
-
-def _bound(
-    run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers, stack: ExitStack
-) -> Boundary:
+    """Bind the model, and join the others or begin. Collective."""
     own = OwnGenerators(**run.program, **plan.program)
     own.search()
     stack.enter_context(own.put_back())
@@ -392,7 +360,13 @@ def _bound(
     if run.checkpoints is not None and run.team.supervisor.hears_signals:
         checkpoints = run.checkpoints
         stack.enter_context(interrupts().in_loop(run.team, run.say, lambda: checkpoints.newest))
-    return Boundary(run, engine, plan.samples)
+    boundary = Boundary(run, engine, plan.samples)
+    if run.has_joined:
+        boundary.undo()
+        run.team.faults.meet("join", run.kept.position.step)
+    else:
+        _begin(run, boundary)
+    return boundary
 
 
 def _engine(
@@ -438,7 +412,7 @@ def _engine(
 
 
 def _begin(run: RunContext, boundary: Boundary) -> None:
-    """Take the first snapshot, and publish its place to workers that may join."""
+    """Take the first snapshot, unless it cannot be restored."""
     program = run.program_kept
     if run.kept.has_lost_schedule([] if program is None else program.things):
         trouble = (
@@ -448,6 +422,4 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
         boundary.forgo_recovery(trouble)
         if run.checkpoints is not None:
             run.say(f"{trouble}; otherwise a resumed run has different learning rates.")
-    if boundary.begin():
-        where = {"directory": None} if run.checkpoints is None else run.checkpoints.facts
-        run.replicated_calls.note_loop({**boundary.facts, **where})
+    boundary.begin()

@@ -30,7 +30,6 @@ from unisono.engine.state.run_state import Position, RunState
 from unisono.engine.step.combined_buffers import ways_of
 from unisono.engine.step.loss_scaling import LossScaling
 from unisono.engine.step.transforms import OnGradients
-from unisono.errors import PeerLostError
 from unisono.plan.shards import assign
 from unisono.runtime.device import AUTO, drawn_without_seed
 from unisono.runtime.habits import attributes_met, habits_met
@@ -317,15 +316,7 @@ class Run:
             exchange.references.take()
         if exchange is None or exchange.have_all:
             return speak().decode()
-        knows_all = exchange.acts
-        if knows_all and self._context.replicated_calls.is_undone:
-            return speak().decode()
-        try:
-            return self._context.replicated_calls.broadcast_from_leader(speak, "digest").decode()
-        except PeerLostError:
-            if not (knows_all and self._context.team.will_begin_again):
-                raise
-            return speak().decode()  # the next step finds out, and all go back
+        return self._context.replicated_calls.broadcast_from_leader(speak, "digest").decode()
 
 
 def context_of(run: Run) -> RunContext:

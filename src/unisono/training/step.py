@@ -22,7 +22,6 @@ from unisono.programs.live import is_looped_over
 from unisono.runtime.device import host
 from unisono.runtime.habits import attributes_met
 from unisono.runtime.training_progress import now
-from unisono.runtime.workers.team import StepBrokenError
 from unisono.training.body_rehearsal import BodyRehearsal
 from unisono.training.boundary import Boundary
 from unisono.training.callbacks.callback import DoneStep
@@ -389,21 +388,15 @@ class Step(DoneStep):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> bool | None:
         if error is not None or not self._have_all_arrived:
             self._engine.end_passes()
-        if isinstance(error, StepBrokenError):
-            self.abandon()
-            return True
-        try:
-            self._finish(error)
-        except StepBrokenError:
-            self.abandon()
+        self._finish(error)
         if error is None and self.is_done:
             self._boundary.count(self.means)
-        return False
+        return None
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Leave a step that cannot be finished because a worker was lost."""
         self._engine.guard.release_gradients()
         self._boundary.roll_back()
@@ -429,20 +422,20 @@ class Step(DoneStep):
             raise self._explanation.of_missing(missing)
         if not self._have_all_arrived and self._engine.arrive() is not None:
             # The lost shards belong at the end of `step.shards`, which the loop has already left.
-            self.abandon()
+            self._abandon()
             return
         self._boundary.plan_next()
         if self._engine.records.has_rows:
             whole, team = BatchRows(self._plan, self.batch), self._boundary.run.team
             rows = rows_of_batch(whole, self._engine.records.per_sample, team, host())
             if rows is None:
-                self.abandon()
+                self._abandon()
                 return
             self.per_sample = rows
         if (buffers := self._engine.passes.combined) is not None:
             left = left_by_all(buffers.left, self._boundary.run.team)
             if left is None:
-                self.abandon()
+                self._abandon()
                 return
             buffers.finish(left, self._shard_sizes)
         try:

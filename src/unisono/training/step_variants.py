@@ -52,7 +52,7 @@ class ClosureStep(Step):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> bool | None:
         try:
             if error is None and self._compute_loss_again is None and self._given is None:
                 self._engine.end_passes()
@@ -138,7 +138,7 @@ class AlternatingStep(Step):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> bool | None:
         if isinstance(error, _UndoneError):
             self._engine.end_passes()
             self._show_undone()

@@ -39,11 +39,6 @@ class Between(ABC):
     takes_early = False
 
     @property
-    def is_broken(self) -> bool:
-        """Whether a loss since :meth:`trust` makes all hosts return to the newest snapshot."""
-        return False
-
-    @property
     @abstractmethod
     def num_lanes(self) -> int:
         """The number of lanes that the parameters are cut into."""
@@ -53,22 +48,9 @@ class Between(ABC):
     def number(self) -> int | None:
         """The lane of this worker; None: its host has more workers than there are lanes."""
 
-    def trust(self) -> None:
-        """Treat the current state as the run's."""
-        return
-
     def share(self, views: Callable[[], Sequence[memoryview]]) -> None:
         """Copy memory of the first host to the others as a loop begins. Collective."""
         return
-
-    @abstractmethod
-    def roll_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
-        """Restore the newest snapshot. Collective.
-
-        Args:
-            put_back: copies this worker's part; may be called several times.
-            in_shares: each worker of a host copies a share, so all wait for each other.
-        """
 
     def begin(self) -> None:
         """Start sending gradients of this step as they are marked."""
@@ -142,12 +124,6 @@ class OneHost(Between):
     @override
     def number(self) -> int:
         return self._team.position
-
-    @override
-    def roll_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
-        put_back()
-        while in_shares and not self._team.meet("putting back"):
-            put_back()
 
     @override
     def gather(self, purpose: str, meanwhile: Callable[[], None] = _nothing) -> bool:

@@ -50,7 +50,7 @@ from unisono.plan.shards import Piece
 from unisono.plan.summation import Node
 from unisono.runtime.device import Device, host
 from unisono.runtime.workers.launcher_messages import Live
-from unisono.runtime.workers.team import StepBrokenError, Team
+from unisono.runtime.workers.team import Team
 
 
 class ExchangeKind(NamedTuple):
@@ -107,11 +107,9 @@ class Exchange:
         self._between = between_hosts(layout)
         self._carriage = kind.carriage(layout, self._between)
         self._ownership = kind.ownership(layout, self._carriage, self._between)
-        try:
-            self._ownership.bind(keys, None if loop is None else live)
-        except StepBrokenError:
-            self.unbind()
-            raise
+        if live is not None and loop is not None:
+            self.memory.snapshots.complete_up_to(live.snapshot)
+        self._ownership.bind(keys, None if loop is None else live)
         self.references.show()
         layout.note_places()
         if self.fixed:
@@ -146,7 +144,7 @@ class Exchange:
     @property
     def is_lost(self) -> bool:
         """Whether state that only one worker had was lost with it, so the run must go back."""
-        return self._between.is_broken or self._ownership.is_lost
+        return self._ownership.is_lost
 
     @property
     def is_written_in_passes(self) -> bool:
@@ -175,7 +173,6 @@ class Exchange:
 
     def trust_leader(self) -> None:
         """Treat the state of the current members as the run's."""
-        self._between.trust()
         self._ownership.trust()
 
     def divide(self) -> None:

@@ -13,8 +13,8 @@ one part of each crosses, as in a ring all-reduce over the hosts. A lane crosses
 memory (``early_part.py``), in a separate thread (``host_lane.py``). Records of shards and flags of
 parts are sent with the workers' arrivals at the barrier.
 
-A lost worker is replaced on its host, and all workers go back to the newest snapshot, which each
-host has, so no worker needs to know how far a step had come.
+After a loss all workers start again at the newest snapshot, which each host has, so no worker needs
+to know how far a step had come.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import final
 
 import torch
@@ -46,7 +45,6 @@ from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, parts_of
 from unisono.runtime.workers.host_links import LOST_AFTER_S
 from unisono.runtime.workers.meeting_point import Departure
-from unisono.runtime.workers.team import StepBrokenError
 
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
@@ -61,7 +59,7 @@ class Lanes(Between):
 
     Attributes:
         lane: connects the workers of this one's lane; None if its host has more workers than
-            another and this worker has no lane, or while it is not connected.
+            another and this worker has no lane, or once it is closed.
         ready: counts the gradients that this worker has left in the memory of its host.
     """
 
@@ -82,10 +80,13 @@ class Lanes(Between):
         self.sums = self._arena.sums
         self._copied = _CopiedGradients()
         self._position, _ = layout.share
-        self._generation = self._team.membership.generation
         if self._team.leads_host:
             for count in self._arena.counts:
                 count[:] = bytes(len(count))
+        try:
+            self.lane = connect_lane(self._team, self._lane_ranks)
+        except BrokenError as error:
+            self._check(str(error))
 
     @property
     @override
@@ -97,47 +98,21 @@ class Lanes(Between):
     def number(self) -> int | None:
         return self._position if self._position < self.num_lanes else None
 
-    @property
-    @override
-    def is_broken(self) -> bool:
-        return self._team.membership.generation != self._generation
-
-    @override
-    def trust(self) -> None:
-        self._generation = self._team.membership.generation
-
     @override
     def share(self, views: Callable[[], Sequence[memoryview]]) -> None:
-        team, snapshots = self._team, self._memory.snapshots
-        shared = views()
-        self._connect()
         if self.number == 0:
-            for view in shared:
+            for view in views():
                 self.send_from(0, view)
-        team.meet("sharing parameters")
-        team.supervisor.newest_snapshot = lambda: snapshots.number
-
-    @override
-    def roll_back(self, put_back: Callable[[], None], *, in_shares: bool) -> None:
-        team, snapshots = self._team, self._memory.snapshots
-        supervisor, count = team.supervisor, self._arena.counts[self._position]
-        supervisor.newest_snapshot = lambda: snapshots.number
-        self._copied.clear()
-        is_back = False
-        while not is_back:
-            self._drop()
-            self._layout.copies.wait()
-            count[:] = bytes(len(count))
-            snapshots.complete_up_to(supervisor.agreed_snapshot)
-            with suppress(StepBrokenError):  # then all begin again
-                self._connect()  # all come to this
-                put_back()
-                is_back = team.meet("putting back")
+        self._team.meet("sharing parameters")
 
     @override
     def leave(self) -> None:
-        self._drop()
-        self._team.supervisor.newest_snapshot = None
+        if self.lane is not None:
+            self.lane.leave()
+            if self._turn is not None:
+                self._turn.join()
+            self.lane.close()
+        self.lane = self._turn = None
 
     @override
     def plan(
@@ -287,22 +262,6 @@ class Lanes(Between):
     @property
     def _lane_ranks(self) -> list[int]:
         return [] if self.number is None else [ranks[self.number] for ranks in self._team.hosts]
-
-    def _connect(self) -> None:
-        self._drop()
-        try:
-            self.lane = connect_lane(self._team, self._lane_ranks)
-        except BrokenError as error:
-            self._check(str(error))
-
-    def _drop(self) -> None:
-        if self.lane is not None:
-            self.lane.leave()
-            if self._turn is not None:
-                self._turn.join()
-            self.lane.close()
-        self.lane, self._turn = None, None
-        self._num_turns, self._has_begun = 0, False
 
     def _num_ready(self) -> int:
         """Return how many buckets of this worker's lane can be sent."""

@@ -112,7 +112,7 @@ class OwnedPieces(Ownership):
     @override
     def load(self) -> None:
         # No worker writes what others may still read of the lost step.
-        while len(self.team.hosts) == 1 and not self.team.meet("going back"):
+        while not self.team.meet("going back"):
             continue
         roll_back_replica(self, self._read_state)
 
@@ -180,7 +180,7 @@ class OwnedPieces(Ownership):
         """
         arena, pieces = self.memory.arena, self.optimizer_state
         position, num_here = self.layout.share
-        if not (self.between.is_broken or self.is_lost):
+        if not self.is_lost:
             pieces.write(arena.states)
             arena.left[position] = 1
         pieces.leave(pieces.known)

@@ -151,12 +151,8 @@ def begin_alike(
 
 def roll_back_replica(owner: Ownership, take_state: Callable[[int], None]) -> None:
     """Load the replica in the newest snapshot; `take_state` reads the optimizer's state."""
-
-    def put_back() -> None:
-        owner.carriage.forget_step()
-        take_state(load_replica(owner.layout))
-
-    owner.between.roll_back(put_back, in_shares=False)
+    owner.carriage.forget_step()
+    take_state(load_replica(owner.layout))
 
 
 def load_replica(layout: LoopLayout) -> int:

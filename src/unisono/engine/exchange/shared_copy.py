@@ -261,15 +261,13 @@ class SharedCopy(Ownership):
         self.layout.buffers.load(copy_of_buffers)
 
     def _put_back(self) -> None:
-        memory = self.memory
-
-        def put_back() -> None:
+        memory, is_back = self.memory, False
+        while not is_back:  # each worker copies a share, which one that is lost does not
             self.carriage.forget_step()
             slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
             position, size = self.layout.share
             memory.snapshots.copy(slot, copy_of_buffers, position, size, into_slot=False)
-
-        self.between.roll_back(put_back, in_shares=True)
+            is_back = self.team.meet("putting back")
 
     def _load_optimizer(self) -> None:
         """Load the optimizer state that is not in the arena from the newest snapshot."""

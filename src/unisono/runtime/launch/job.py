@@ -19,7 +19,7 @@ from typing import Any
 
 from unisono.runtime.launch.cell import PROGRESS_VARIABLE
 from unisono.runtime.workers.memory import aligned
-from unisono.runtime.workers.supervisor import COMMAND_VARIABLE
+from unisono.runtime.workers.supervisor import COMMAND_VARIABLE, LAUNCHER_PORT_VARIABLE
 from unisono.runtime.world import HOSTS_VARIABLE
 
 SCRIPT = "script"
@@ -118,22 +118,24 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
         **link_fds,
     }
     if job.hosts:  # torchrun has set where the ranks rendezvous
+        own[LAUNCHER_PORT_VARIABLE] = str(job.master_port)
         return {**job.environ, **own, HOSTS_VARIABLE: ",".join(map(str, job.hosts))}
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
     place = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(job.master_port)}
     return {**_LOOPBACK_ONLY, **kept, **own, **place}
 
 
-def reserved_port() -> socket.socket:
-    """Reserve a loopback port, which no other program gets until the socket is closed.
+def reserved_port(address: str = ADDRESS) -> socket.socket:
+    """Reserve a port, which no other program gets until the socket is closed.
 
-    Nothing listens there. A program of the job may listen with its own ``TCPStore``
+    Nothing listens there yet. A program of the job may listen with its own ``TCPStore``
     (``SO_REUSEADDR``). Without a network the port is 0.
     """
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with suppress(OSError):
-        bound.bind((ADDRESS, 0))
+        bound.bind((address, 0))
     return bound
 
 

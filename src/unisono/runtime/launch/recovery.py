@@ -10,6 +10,9 @@ stops for it between two steps::
     lost ──► membership without it, replacement started ──► all have stopped ──► continue
     CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
+On several hosts a loss makes every launcher kill all of its workers and start them again; they
+continue once all have caught up.
+
 Invariant: no worker continues before every worker of the membership has stopped.
 """
 
@@ -123,6 +126,8 @@ def received(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDe
             refusals = _refusals(state.asking, why=reason)
             state = replace(state, is_ready=False, trouble=reason, asking={})
             return _settled(state, refusals)
+        case Stopped(between_steps=False) if state.first_rank is not None:
+            return _start_again(state)  # a worker of another host was lost
         case Stopped():
             return _settled(replace(state, stopped={**state.stopped, rank: message}))
         case CatchUp():
@@ -143,7 +148,9 @@ def lost(
     """Handle a lost worker (`how`: in words); one that had not begun can always be rerun."""
     losses = (*(at for at in state.losses if now - at < PERIOD_S), now)
     how_lost = (*state.how_lost, how) if how else state.how_lost
-    state = _without(replace(state, losses=losses, how_lost=how_lost), rank)
+    state = replace(state, losses=losses, how_lost=how_lost)
+    if state.first_rank is None:
+        state = _without(state, rank)
     trouble = ""
     if not state.is_ready and had_begun:
         trouble = state.trouble or "the program had not made a `Run` or `Trainer` yet"
@@ -156,10 +163,17 @@ def lost(
         trouble = "it was the last worker, and `--no-replace` or `replace=False` allows no other"
     if trouble:
         return RecoveryDecision(state, trouble=trouble)
+    if state.first_rank is not None:
+        return _start_again(state, rank)
     actions: tuple[Action, ...] = (MarkDeparture(rank, Departure.LOST),)
     if state.replaces:
         actions = (*actions, Spawn(rank))
     return _settled(state, actions)
+
+
+def _start_again(state: RecoveryState, lost: int | None = None) -> RecoveryDecision:
+    state = replace(state, stopped={}, asking={}, how_lost=())
+    return RecoveryDecision(state, (StartAgain(lost),))
 
 
 def _without(state: RecoveryState, rank: int) -> RecoveryState:
@@ -230,13 +244,13 @@ def _settled(state: RecoveryState, actions: tuple[Action, ...] = ()) -> Recovery
 
 
 def _of_hosts(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
-    """On one of several hosts, let workers continue once all have stopped or caught up."""
+    """On one of several hosts, let workers continue once all have caught up."""
     if state.is_ending and len(state.stopped) == state.world_size:
         return replace(state, stopped={}), (KeepAndEnd(),)
     actions: tuple[Action, ...] = ()
-    ranks = state.stopped.keys() | state.asking.keys()
+    ranks = state.asking.keys()
     if ranks and len(ranks | state.gone) == state.world_size:
-        state, actions = _form_membership(state, state.stopped, state.asking, leader=min(ranks))
+        state, actions = _form_membership(state, (), ranks, leader=min(ranks))
     if state.is_ending and not state.is_wished:
         return replace(state, is_wished=True), (*actions, Wish(value=True))
     return state, actions
@@ -338,6 +352,13 @@ class Spawn:
 
 
 @dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Kill all workers that have not finished, and start them again, with the lost one."""
+
+    lost: int | None  # None: it is on another host
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Answer a worker's pending request."""
 
@@ -364,4 +385,4 @@ class KeepAndEnd:
     """Write a checkpoint, then end the job: all workers have stopped between two steps."""
 
 
-Action = MarkDeparture | Seat | Spawn | Answer | Wish | Joined | KeepAndEnd
+Action = MarkDeparture | Seat | Spawn | StartAgain | Answer | Wish | Joined | KeepAndEnd

@@ -150,8 +150,8 @@ def loss_message(
     """Describe which worker was lost, how, and which workers continue."""
     if after.first_rank is not None:
         return (
-            f"rank {after.first_rank + rank} (pid {pid}) {how} in step {step}; a replacement is "
-            f"starting, and all hosts wait for it."
+            f"rank {after.first_rank + rank} (pid {pid}) {how} in step {step}; all workers of all "
+            f"hosts start again."
         )
     who = f"worker {rank} (pid {pid}) {how}"
     then = "a replacement is starting" if after.replaces else "it is not replaced"
@@ -177,7 +177,7 @@ def joined_message(pids: Mapping[int, int], state: recovery.RecoveryState) -> st
     """Return the message for replacements, by rank, that have joined the membership."""
     if state.first_rank is not None:
         who = listed("rank", [state.first_rank + rank for rank in pids], " and ")
-        return f"{who} {'is' if len(pids) == 1 else 'are'} replaced."
+        return f"{who} {'has' if len(pids) == 1 else 'have'} started again."
     who = listed("worker", [f"{rank} (pid {pid})" for rank, pid in pids.items()], " and ")
     return f"{who} {'has' if len(pids) == 1 else 'have'} joined."
 

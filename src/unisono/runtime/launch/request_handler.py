@@ -40,6 +40,9 @@ class JobControl(Protocol):
     def spawn(self, rank: int) -> None:
         """Start a replacement."""
 
+    def start_again(self, lost: int | None) -> None:
+        """Kill all workers that have not finished, and start them again, with the lost one."""
+
     def end(self) -> None:
         """End the job, which has nothing left to do."""
 
@@ -97,11 +100,9 @@ class RequestHandler:
         """Handle the loss of a worker, described by `how`; return why it ends the job, or ""."""
         before = self.state
         step = self._control.lines[rank].step
-        self._memories.forget(rank)
-        self._detach(rank)
         in_short = f"worker {rank} {how}".partition(" (")[0]
         had_begun = rank in self._begun
-        self._begun.discard(rank)
+        self.forget(rank)
         decision = recovery.lost(self.state, rank, now, had_begun=had_begun, how=in_short)
         if decision.trouble:
             self.state = decision.state
@@ -109,6 +110,12 @@ class RequestHandler:
         say(loss_message(rank, pid, how, step, before, decision.state))
         self._do(decision)
         return ""
+
+    def forget(self, rank: int) -> None:
+        """Forget a worker that is gone; the snapshots that it requested are still written."""
+        self._begun.discard(rank)
+        self._memories.forget(rank)
+        self._detach(rank)
 
     def mark_gone(self, rank: int) -> None:
         """Record that a worker takes no further part in what the others do."""
@@ -195,9 +202,14 @@ class RequestHandler:
                 self._control.leave(rank, how)
             case recovery.Spawn(rank):
                 self._job.spawn(rank)
+            case recovery.StartAgain(rank):
+                self._job.start_again(rank)
             case recovery.Answer(rank, message):
                 if isinstance(message, messages.Live) and message.loop is not None:
-                    message = replace(message, snapshot=self._number_of_snapshot(message.loop))
+                    number = self._number_of_snapshot(message.loop)
+                    # Without a snapshot the loop begins again.
+                    loop = message.loop if number else None
+                    message = replace(message, snapshot=number, loop=loop)
                 self._job.send(rank, message)
             case recovery.Wish(value):
                 self._control.head.wish = value

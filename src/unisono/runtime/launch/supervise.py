@@ -21,12 +21,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 
+from unisono.errors import RendezvousError
 from unisono.runtime.checkpoint.writer import CheckpointWriter
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.runtime.launch import policy, recovery
 from unisono.runtime.launch.forkserver import ForkServer
 from unisono.runtime.launch.hang_watch import HangWatch, Scene
-from unisono.runtime.launch.job import FUNCTION, Job, reserved_port
+from unisono.runtime.launch.job import ADDRESS, FUNCTION, Job, reserved_port
 from unisono.runtime.launch.outputs import Outputs
 from unisono.runtime.launch.recovery import MarkDeparture
 from unisono.runtime.launch.report import ending, spare_message
@@ -38,6 +39,7 @@ from unisono.runtime.signals import AGENT_ENDED, NOTICES, ONE_SIGNAL_S, Signals
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
+from unisono.runtime.workers.interfaces import address_here
 from unisono.runtime.workers.job_store import MEMORY_NAME
 from unisono.runtime.workers.membership import Membership
 
@@ -73,6 +75,14 @@ def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> J
     return JobResult(supervision.state, supervision.results, usable, is_saved)
 
 
+def _address_of(job: Job) -> str:
+    """Return the address at which other hosts reach this launcher, if there are other hosts."""
+    try:
+        return address_here(job.environ) if job.hosts else ADDRESS
+    except RendezvousError:  # workers raise it
+        return ADDRESS
+
+
 class _Supervision:
     """The sockets and the control block of one job, and the loop over them."""
 
@@ -84,7 +94,7 @@ class _Supervision:
         self._server = server
         self._signals = signals
         self._outputs = Outputs()
-        self._port = reserved_port()
+        self._port = reserved_port(_address_of(job))
         self._job_fd = replace(job, master_port=self._port.getsockname()[1]).write()
         self._store_fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         self._control = ControlBlock.create(job.num_workers)
@@ -92,6 +102,7 @@ class _Supervision:
         self._pids: dict[int, int] = {}
         self._to_start = deque(range(job.num_workers))
         self._asked: set[int] = set()  # workers whose start the server has not confirmed yet
+        self._to_start_again: set[int] = set()  # workers that are killed first
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
         self._has_groups = False
@@ -128,7 +139,8 @@ class _Supervision:
     def _start_next(self) -> None:
         # If the server is gone, the loop will find the end of its channel and report it.
         with contextlib.suppress(ConnectionError):
-            while self._to_start and len(self._asked) < _ASKED_AT_MOST:
+            # A killed worker may still write to the memory that those started again read.
+            while not self._to_start_again and self._to_start and len(self._asked) < _ASKED_AT_MOST:
                 self._start(self._to_start.popleft())
 
     def _start(self, rank: int) -> None:
@@ -152,6 +164,17 @@ class _Supervision:
         with contextlib.suppress(ConnectionError):
             if (channel := self._channels.get(rank)) is not None:
                 channel.send(message)
+
+    def start_again(self, lost: int | None) -> None:
+        """Kill all workers that have not finished; once all are gone, start them again."""
+        if lost is None and not self._to_start_again:
+            say("a worker of another host was lost; all workers start again.")
+        self._port.listen()  # other hosts can tell that this one starts again
+        self._to_start_again |= (self._pids.keys() | self._asked) - self.state.done
+        self._server.signal(sorted(self._to_start_again), signal.SIGKILL)
+        if lost is not None:
+            self._control.clear(lost)
+            self.spawn(lost)
 
     def end(self) -> None:
         """End the job, which has nothing left to do."""
@@ -272,10 +295,17 @@ class _Supervision:
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""
-        if policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:
+        if rank in self._to_start_again:
+            self._to_start_again.discard(rank)
+            if policy.may_survive(self.state, rank, exit_code):
+                self._requests.forget(rank)
+                self._control.clear(rank)
+                self.spawn(rank)
+                return
+        elif policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:
             trouble = self._requests.lost(rank, pid, how or ending(exit_code), now)
             if not trouble:
-                if rank not in self._channels:
+                if rank not in self._channels and rank not in self._to_start:
                     self._take(policy.left_behind(self.state, rank))
                 return
         self._requests.mark_gone(rank)

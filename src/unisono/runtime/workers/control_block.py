@@ -129,6 +129,10 @@ class ControlBlock:
         self.lines[rank].arrivals = arrivals
         self.lines[rank].departure = int(Departure.PRESENT)
 
+    def clear(self, rank: int) -> None:
+        """Clear the line of `rank`, whose process is gone, for one that starts again."""
+        ctypes.memset(ctypes.addressof(self.lines[rank]), 0, _LINE_BYTES)
+
     def take_seat(self, rank: int) -> None:
         """Record this process as the worker of `rank`."""
         self.lines[rank].register(os.getpid(), started_at(os.getpid()) or 0)

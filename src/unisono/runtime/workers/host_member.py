@@ -1,39 +1,37 @@
-"""A worker of a job on several hosts, each with its own launcher that replaces lost workers.
+"""A worker of a job on several hosts, each with its own launcher that outlives its workers.
 
-Each launcher works as on a single host: it shares memory, starts a replacement, and lets it run the
-program up to where the others are. Then all workers of all hosts restart together::
+When a worker is lost, every launcher kills all of its workers and starts them again. They run the
+program as a replacement does on one host: they take the outcomes of completed calls from their
+launcher, until they reach the call that the workers were in. There all of them meet::
 
-    host 0   worker 0  step 812 ─ misses worker 3 ──── waits ────┐
-             worker 1  step 812 ─ misses worker 3 ──── waits ────┤ all reconnect and return to the
-    host 1   worker 2  step 812 ─ misses worker 3 ──── waits ────┤ newest snapshot: step 809 ─►
-             worker 3  step 8✕       replaced ─ the program ─────┘
+    host 0   launcher ─ keeps snapshot 9 ──────────────────────────────────────────────
+             workers    step 812 ─ miss worker 3 ✕   again ─ the program ─┐
+    host 1   launcher ─ keeps snapshot 9 ──────────────────────────────────────────────
+             workers    step 8✕ (worker 3) ─────✕    again ─ the program ─┴─ step 809 ─►
 
-They rendezvous in *rounds*, which the store counts. A loss during a round closes it: the count is
-incremented, and all enter the next round. So workers may be lost at any time and any number of
-times. Where they restart depends on what they do:
+They meet in *rounds*, which the store counts. A loss during a round closes it: the count is
+incremented, and all enter the next round. Where they continue depends on what they did:
 
-* in a loop: at the newest snapshot. Each host has every snapshot in its launcher's memory, so they
-  only agree on a number: that of the newest snapshot that any worker knows to be complete.
+* in a loop: at the newest snapshot. Every launcher has the memory of it, so they only agree on a
+  number: that of the newest snapshot that any host knows to be complete.
 * elsewhere, or before a loop's first snapshot: at the current replicated call. Workers that have
   finished the call store its outcome, which the others read.
 
-While there are no connections, each worker listens at an address that it publishes in the store.
-The others connect there and send nothing: the kernel answers even for a busy or stopped worker.
+Once a launcher has started its workers again, it listens at an address that they have published in
+the store. Others connect there and send nothing: the kernel answers as long as the launcher lives.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import select
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from unisono.errors import MismatchError, PeerLostError, RendezvousError, UnisonoError
 from unisono.runtime.timeouts import MEETING, RENDEZVOUS
@@ -47,11 +45,14 @@ from unisono.runtime.workers.host_links import (
 )
 from unisono.runtime.workers.hosts_control_block import HostsControlBlock
 from unisono.runtime.workers.interfaces import address_here
-from unisono.runtime.workers.meeting_point import COUNTER, Departure
+from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.membership import Membership
 from unisono.runtime.workers.rendezvous import RankPlaces, Rendezvous, prefixed
-from unisono.runtime.workers.supervisor import RECOVERS_VARIABLE, LauncherLink
-from unisono.runtime.workers.team import StepBrokenError
+from unisono.runtime.workers.supervisor import (
+    LAUNCHER_PORT_VARIABLE,
+    RECOVERS_VARIABLE,
+    LauncherLink,
+)
 from unisono.runtime.world import HOSTS_VARIABLE
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ if TYPE_CHECKING:
 
 
 TOKEN_VARIABLE = "UNISONO_JOB"
-_WHERE = "where all begin again, as a worker was lost"
+_WHERE = "where all continue, as a worker was lost"
 _ROUND = "round"
 _ENDS = {messages.ProgramDone: Departure.FINISHED, messages.ProgramFailed: Departure.FAILED}
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.05
 _ATTEMPTS = 3
 
 
@@ -76,19 +77,13 @@ class HostMember(LauncherLink):
     def __init__(self) -> None:
         super().__init__()
         self.ranks_of_host = self._places.ranks_of_host
-        self._neighbours = [self.control.lines[rank] for rank in self._places.local_ranks]
         self.address = address_here()
         self._store = self._store_of_hosts()
-        self._heartbeats = Heartbeats(self._store, self.world.rank, self.address)
-        self._index = self._snapshot = 0
-        self._loop: Mapping[str, Any] | None = None
-        self._is_member, self._waits = not self._is_replacement, False
-        if self._is_replacement:
-            self._heartbeats.show()
-
-    @property
-    def _is_replacement(self) -> bool:
-        return self.can_replace and self.incarnation > 0
+        self._launchers = Launchers(self._store, self._places)
+        self._is_restarted = self.can_replace and self.incarnation > 0
+        self._live: messages.Live | None = None  # once this worker has caught up on its host
+        if not self._is_restarted:
+            self._launchers.publish(self.address, int(os.environ[LAUNCHER_PORT_VARIABLE]))
 
     def _map(self, fd: int) -> ControlBlock:
         sizes = map(int, os.environ[HOSTS_VARIABLE].split(","))
@@ -103,9 +98,9 @@ class HostMember(LauncherLink):
         return prefixed("program", self._store)
 
     def connect(self) -> None:
-        """Connect to the workers of other hosts; a replacement does so later. Collective."""
-        if not self._is_replacement:
-            self._begin_again(0)
+        """Connect to the workers of other hosts; after a restart that is later. Collective."""
+        if not self._is_restarted:
+            self._meet(0, 0)
 
     def poll(self) -> None:
         """Receive from other hosts, which marks the workers lost there."""
@@ -113,123 +108,81 @@ class HostMember(LauncherLink):
 
     def notify(self, message: messages.Notification) -> None:
         """Send a message to the launcher, and publish to other hosts what they may need."""
-        if isinstance(message, messages.LoopBegan):
-            self._loop = message.facts
-            self._keep(f"loop {message.index}", json.dumps(dict(message.facts)).encode())
-        elif isinstance(message, messages.ReplicatedResult):
-            self._keep(f"outcome {message.index}", message.name.encode() + b"\n" + message.payload)
-            self._index, self._loop, self._snapshot = message.index + 1, None, 0
+        if isinstance(message, messages.ReplicatedResult):
+            self._publish_outcome(message)
         elif (how := _ENDS.get(type(message))) is not None:
             self.control.leave(self.world.rank, how)
         super().notify(message)
 
-    def outcome(self, index: int, name: str) -> bytes | None:
-        """Return the outcome of a replicated call that others have finished, or None."""
-        if not self._is_over(index):
-            return None
-        said, _, payload = self._store.get(f"outcome {index}").partition(b"\n")
-        if said.decode() != name:
-            raise MismatchError(
-                f"every worker must make the same calls in the same order, but rank "
-                f"{self.world.rank} came to `{name}` where others came to `{said.decode()}`: call "
-                f"it on every worker, not under `if rank == 0`."
-            )
-        return payload
-
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
-        """Wait until all workers of all hosts are back.
+        """Stop until this host's launcher kills this process, to end the job or start it again.
 
-        Raises a StepBrokenError if others have finished the call that this worker is in.
+        Raises PeerLostError if the launcher of a lost worker is gone too.
         """
-        if between_steps and self.control.head.end:
-            return super().stopped(arrivals, between_steps=True)  # where this process is ended
-        if not self.can_roll_back:
-            how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
-            left = [rank for rank, one in how.items() if one != Departure.PRESENT]
-            # Prefer the lost worker: the others have already stopped because of it.
-            lost = min(left, key=lambda rank: how[rank] == Departure.STOPPED)
-            why = (
-                "what is called between two steps of a custom loop cannot begin again, except for "
-                "`digest`: call it in a callback of `Trainer.fit`, or before or after the loop"
-            )
-            raise _ended(lost, why)
-        with self._store_request():
-            self._heartbeats.show()
-            return self._begin_again(arrivals)
+        if not between_steps:
+            self._await_launchers()
+        return super().stopped(arrivals, between_steps=between_steps)
 
     def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
-        """Catch up through this host's launcher, then restart with all other workers."""
-        self._index = index
-        if not self._is_member:
-            with self._waiting():
-                answer = super().catch_up(index, name)
+        """Catch up through this host's launcher, then meet all other workers."""
+        if self._live is None:
+            answer = super().catch_up(index, name)
             if isinstance(answer, messages.Passed):
                 return answer
-            self._is_member, self._loop, self._snapshot = True, answer.loop, answer.snapshot
-        try:
-            with self._store_request():
-                membership = self._begin_again(self.control.lines[self.world.rank].arrivals)
-        except StepBrokenError:
-            payload, key = self.outcome(index, name) or b"", f"loop {index}"
-            facts = json.loads(self._store.get(key)) if self._store.check([key]) else None
+            self._live = answer
+        snapshot = self._live.snapshot if self._live.loop is not None else 0
+        met = self._meet(index, snapshot)
+        if met is None:
+            loop = self._live.loop
+            self._live = messages.Live(self._live.membership, None, is_alone=True)
+            payload = self._outcome(index, name)
             self.notify(messages.ReplicatedResult(index, name, payload))
-            return messages.Passed(payload, facts)
-        return messages.Live(membership, self.agreed_loop, is_alone=True)
+            return messages.Passed(payload, loop)
+        membership, newest = met
+        loop = self._live.loop if newest else None
+        assert not newest or loop is not None, "every host knows a loop that has a snapshot"
+        return messages.Live(membership, loop, is_alone=True, snapshot=newest)
 
-    def _begin_again(self, arrivals: int) -> Membership:
-        """Wait for all workers of all hosts, and reconnect to them. Collective."""
+    def _meet(self, index: int, snapshot: int) -> tuple[Membership, int] | None:
+        """Connect to all workers of all hosts, which are at the same replicated call. Collective.
+
+        Return the number of the newest snapshot too; or None if others have finished the call.
+        """
         failures = 0
-        while not self._is_over(self._index):
-            # Workers that have not noticed the loss may still wait for this one.
-            self.control.leave(self.world.rank, Departure.STOPPED)
-            while any(line.departure == Departure.LOST for line in self._neighbours):
-                with self._waiting():
-                    super().stopped(arrivals, between_steps=True)
-            try:
-                return self._meet_in_round(arrivals)
-            except _RoundClosedError:
-                continue
-            except RendezvousError as error:
-                # A worker that was lost a moment ago cannot be reached.
-                failures += 1
-                if failures == _ATTEMPTS or isinstance(error.__cause__, TimeoutError):
-                    raise
-        raise StepBrokenError
+        with self._store_request():
+            while not self._is_over(index):
+                try:
+                    return self._meet_in_round(index, snapshot)
+                except _RoundClosedError:
+                    continue
+                except RendezvousError as error:
+                    # A worker that was lost a moment ago cannot be reached.
+                    failures += 1
+                    if failures == _ATTEMPTS or isinstance(error.__cause__, TimeoutError):
+                        raise
+        return None
 
-    @contextmanager
-    def _store_request(self) -> Iterator[None]:
-        """Raise an error that names rank 0 if the host with the store is lost."""
-        try:
-            yield
-        except RuntimeError as error:
-            why = f"the store on its host does not answer ({error})"
-            raise _ended(0, why) from error
-
-    def _meet_in_round(self, arrivals: int) -> Membership:
+    def _meet_in_round(self, index: int, snapshot: int) -> tuple[Membership, int]:
         number = self._enter_round()
         try:
-            rendezvous = self._rendezvous(number)
-            newest = self.newest_snapshot() if self._loop and self.newest_snapshot else 0
-            mine = [self._index, arrivals, max(newest, self._snapshot), self._loop]
+            rendezvous = self._rendezvous(number, index)
+            mine = [index, snapshot]
             heard = rendezvous.gathering(_WHERE, MEETING.in_s()).gather("workers", mine)
-            indices, counts, snapshots, loops = zip(*heard, strict=True)
+            indices, snapshots = zip(*heard, strict=True)
             if len(set(indices)) > 1:  # those behind read the outcome first
                 raise _RoundClosedError
-            links = connect_hosts(rendezvous, self.address)
-            self._hosts_control.connect(links, (max(counts) + 2) % COUNTER)
+            self._hosts_control.connect(connect_hosts(rendezvous, self.address))
             rendezvous.gather("workers that have connected anew", None)
         except (_RoundClosedError, RendezvousError):
             self._close_round(number)
             raise
-        self._heartbeats.hide()
-        self.agreed_snapshot = max(snapshots)
-        self.agreed_loop = next(filter(None, loops), None)
-        return Membership(tuple(range(self.world.world_size)), 0, number)
+        self._launchers.leave()
+        return Membership(tuple(range(self.world.world_size)), 0, number), max(snapshots)
 
     def _enter_round(self) -> int:
         """Return the number of the current round; each rank enters a round at most once.
 
-        Replacements count as the rank that they replace.
+        A process that was started again counts as the rank that it replaces.
         """
         self._store.compare_set(_ROUND, "", "0")
         while True:
@@ -243,63 +196,84 @@ class HostMember(LauncherLink):
     def _close_round(self, number: int) -> None:
         self._store.compare_set(_ROUND, str(number), str(number + 1))
 
-    def _rendezvous(self, number: int) -> Rendezvous:
-        processes = self._processes
-
+    def _rendezvous(self, number: int, index: int) -> Rendezvous:
         def watch(waited_s: float) -> None:
-            if self._processes != processes or self._is_over(self._index):
+            if int(self._store.get(_ROUND)) != number or self._is_over(index):
                 raise _RoundClosedError
-            if int(self._store.get(_ROUND)) != number:
-                raise _RoundClosedError
-            self._poll_hosts()
+            for host, ranks in self._others if number else ():
+                if self._launchers.is_gone(host):
+                    raise _ended(ranks[0], "so was its launcher")
 
         store = prefixed(f"{_ROUND} {number}", self._store)
-        return Rendezvous(
-            store,
-            self._places,
-            lambda rank: not self.control.departure(rank).may_be_back,
-            watch=watch,
-        )
+        # This host's launcher starts all of its workers again if one of them is lost.
+        return Rendezvous(store, self._places, lambda rank: False, watch=watch)
 
-    def _await_answer(self) -> None:
-        while self._waits and not select.select([self._channel], [], [], _LOOK_EVERY_S)[0]:
-            self._poll_hosts()
+    def _await_launchers(self) -> None:
+        """Wait until every launcher that has lost a worker starts its workers again."""
+        until_s = time.monotonic() + LOST_AFTER_S
+        missed = self._missed()
+        while missed:
+            if time.monotonic() >= until_s:
+                raise _ended(missed[0], f"nobody took its place within {LOST_AFTER_S:.0f} s")
+            time.sleep(_LOOK_EVERY_S)
+            missed = self._missed()
+        self._launchers.leave()
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Keep checking the other hosts while waiting for this host's launcher."""
-        self._waits = True
-        try:
-            yield
-        finally:
-            self._waits = False
-
-    def _poll_hosts(self) -> None:
+    def _missed(self) -> list[int]:
+        """Return the lost rank of each other host whose launcher does not start it again."""
         self.poll()
-        for rank in range(self.world.world_size):
-            how = self.control.departure(rank)
-            if not how.may_be_back:
-                if how != Departure.FINISHED or not self._is_over(self._index):
-                    raise _ended(rank, "nobody takes its place")
-                continue
-            is_missed = how == Departure.LOST and self._hosts_control.is_far(rank)
-            if is_missed and self._heartbeats.silent_s(rank) > LOST_AFTER_S:
-                raise _ended(rank, f"nobody took its place within {LOST_AFTER_S:.0f} s")
+        how = {rank: self.control.departure(rank) for rank in range(self.world.world_size)}
+        for rank, one in how.items():
+            if not one.may_be_back and one != Departure.FINISHED:
+                raise _ended(rank, "nobody takes its place")
+        lost = {
+            host: next((rank for rank in ranks if how[rank] == Departure.LOST), None)
+            for host, ranks in self._others
+        }
+        return [
+            rank
+            for host, rank in lost.items()
+            if rank is not None and not self._launchers.answers(host)
+        ]
 
     @property
-    def _processes(self) -> list[tuple[int, int] | None]:
-        return [None if line.has_died else line.process for line in self._neighbours]
+    def _others(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The other hosts, each with its ranks."""
+        return [
+            (host, ranks)
+            for host, ranks in enumerate(self.ranks_of_host)
+            if self.world.rank not in ranks
+        ]
 
     def _is_over(self, index: int) -> bool:
-        return bool(self._store.check([f"outcome {index}"]))
+        return bool(self._store.check([_key_of(index)]))
 
-    def _keep(self, key: str, value: bytes) -> None:
-        """Store a value unless it is there; ignore a store that has ended with the program."""
-        try:
+    def _outcome(self, index: int, name: str) -> bytes:
+        """Return the outcome of a replicated call that others have finished."""
+        said, _, payload = self._store.get(_key_of(index)).partition(b"\n")
+        if said.decode() != name:
+            raise MismatchError(
+                f"every worker must make the same calls in the same order, but rank "
+                f"{self.world.rank} came to `{name}` where others came to `{said.decode()}`: call "
+                f"it on every worker, not under `if rank == 0`."
+            )
+        return payload
+
+    def _publish_outcome(self, result: messages.ReplicatedResult) -> None:
+        """Store an outcome unless it is there; ignore a store that has ended with the program."""
+        key, value = _key_of(result.index), result.name.encode() + b"\n" + result.payload
+        with suppress(RuntimeError):
             if self.can_replace and not self._store.check([key]):
                 self._store.set(key, value)  # type: ignore[arg-type]  # accepts bytes
-        except RuntimeError:
-            return
+
+    @contextmanager
+    def _store_request(self) -> Iterator[None]:
+        """Raise an error that names rank 0 if the host with the store is lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = f"the store on its host does not answer ({error})"
+            raise _ended(0, why) from error
 
     def _store_of_hosts(self) -> Store:
         from torch._C._distributed_c10d import TCPStore
@@ -315,6 +289,10 @@ class _RoundClosedError(BaseException):
     """A worker was lost during a round: all enter the next one."""
 
 
+def _key_of(index: int) -> str:
+    return f"outcome {index}"
+
+
 def _ended(rank: int, why: str) -> UnisonoError:
     return PeerLostError(
         f"every worker must stay until the end of the run, but rank {rank} was lost, and {why}: "
@@ -324,63 +302,68 @@ def _ended(rank: int, why: str) -> UnisonoError:
     )
 
 
-_BACKLOG = 4096
-
-
 @final
-class Heartbeats:
-    """Listen for the other workers' checks, and check whether they are alive."""
+class Launchers:
+    """The launchers of other hosts, as far as one can tell whether they are alive.
 
-    def __init__(self, store: Store, rank: int, address: str) -> None:
-        self._store, self._rank, self._address = store, rank, address
-        self._listening: socket.socket | None = None
+    A launcher listens, and accepts nothing, from the time it starts its workers again.
+    """
+
+    def __init__(self, store: Store, places: RankPlaces) -> None:
+        self._store, self._places = store, places
         self._links: dict[int, socket.socket] = {}
-        self._places: dict[int, str] = {}
-        self._silent_since_s: dict[int, float] = {}
+        self._unreached_since_s: dict[int, float] = {}
 
-    def show(self) -> None:
-        """Start listening, and publish the address."""
-        if self._listening is None:
-            self._listening = socket.create_server((self._address, 0), backlog=_BACKLOG)
-            place = json.dumps(self._listening.getsockname()[:2])
-            self._store.set(_key(self._rank), place)
+    def publish(self, address: str, port: int) -> None:
+        """Publish where the launcher of this host will listen."""
+        host = self._places.ranks_of_host.index(self._places.local_ranks)
+        self._store.set(_key_of_launcher(host), json.dumps([address, port]))
 
-    def hide(self) -> None:
-        """Stop listening and close all heartbeat connections."""
+    def leave(self) -> None:
+        """Close all connections."""
         for link in self._links.values():
             link.close()
-        if self._listening is not None:
-            self._listening.close()
-        self._listening = None
         self._links.clear()
-        self._silent_since_s.clear()
+        self._unreached_since_s.clear()
 
-    def silent_s(self, rank: int) -> float:
-        """Return how long the current worker of `rank` has not answered; 0.0 if it answers."""
-        place = self._store.get(_key(rank)).decode() if self._store.check([_key(rank)]) else ""
-        if place != self._places.get(rank, ""):
-            self._places[rank] = place
-            self._call(rank, *json.loads(place))
+    def answers(self, host: int) -> bool:
+        """Return whether the launcher of a host has started its workers again, and is alive."""
+        if host not in self._links:
+            self._call(host)
+        return host in self._links and not self._has_ended(host)
+
+    def is_gone(self, host: int) -> bool:
+        """Return whether a launcher that had answered has ended, or its host is unreachable."""
+        if host not in self._links:
+            self._call(host)
+        since_s = self._unreached_since_s.get(host, math.inf)
+        is_unreachable = time.monotonic() - since_s > LOST_AFTER_S
+        return is_unreachable or (host in self._links and self._has_ended(host))
+
+    def _has_ended(self, host: int) -> bool:
         try:
-            if rank in self._links:
-                self._links[rank].recv(1)  # the others never send anything
+            self._links[host].recv(1)  # it never sends anything
         except BlockingIOError:
-            self._silent_since_s.pop(rank, None)
-            return 0.0
-        except ConnectionResetError:
-            pass
+            return False
         except OSError:
-            return math.inf  # the kernel of its host has not answered for long
-        now_s = time.monotonic()
-        return now_s - self._silent_since_s.setdefault(rank, now_s)
+            pass
+        return True
 
-    def _call(self, rank: int, address: str, port: int) -> None:
-        if (before := self._links.pop(rank, None)) is not None:
-            before.close()
-        with contextlib.suppress(OSError):
-            self._links[rank] = socket.create_connection((address, port), LOST_AFTER_S / 2)
-            watch_link(self._links[rank])
+    def _call(self, host: int) -> None:
+        started_s, key = time.monotonic(), _key_of_launcher(host)
+        if not self._store.check([key]):
+            return
+        address, port = json.loads(self._store.get(key))
+        try:
+            self._links[host] = socket.create_connection((address, port), LOST_AFTER_S / 2)
+            watch_link(self._links[host])
+        except ConnectionRefusedError:
+            pass  # its host is there, and it has not started its workers again
+        except OSError:
+            self._unreached_since_s.setdefault(host, started_s)
+            return
+        self._unreached_since_s.pop(host, None)
 
 
-def _key(rank: int) -> str:
-    return f"sign of {rank}"
+def _key_of_launcher(host: int) -> str:
+    return f"launcher of host {host}"

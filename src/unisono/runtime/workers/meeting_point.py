@@ -44,12 +44,11 @@ class Departure(enum.IntEnum):
     LOST = 3  # it will be replaced, or the others continue without it
     DIED = 4  # it will not be replaced: there is no launcher of ours
     UNREACHABLE = 5  # its host no longer answers
-    STOPPED = 6  # it waits until all restart, because another worker is lost
 
     @property
     def may_be_back(self) -> bool:
         """Whether a worker of this rank is expected to arrive."""
-        return self in (Departure.PRESENT, Departure.LOST, Departure.STOPPED)
+        return self in (Departure.PRESENT, Departure.LOST)
 
 
 class MeetingSeat(ctypes.Structure):

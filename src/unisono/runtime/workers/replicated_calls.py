@@ -11,7 +11,7 @@ the outcome instead of making the call. Once it has caught up it joins the membe
 
 Calls inside of a loop are not counted: a replacement joins a loop between two of its steps.
 
-On several hosts no worker continues without a lost one: all restart the current call.
+On several hosts no worker continues without a lost one: all run the program again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unisono.runtime.workers.launcher_messages import (
     Passed,
     ReplicatedResult,
 )
-from unisono.runtime.workers.team import StepBrokenError, Team
+from unisono.runtime.workers.team import Team
 
 _INNER_LOOPS_AT_MOST = 1 << 32
 
@@ -41,8 +41,6 @@ class ReplicatedCalls:
         self.team = team
         # whether this worker is still catching up; output that is printed once was printed already
         self.is_behind = team.is_replacement
-        # whether it is behind a step that all hosts compute again; replacements have not joined
-        self.is_undone = False
         self.index = 0  # of this replicated call
         self._supervisor = team.supervisor
         self._num_loops = 0
@@ -71,11 +69,6 @@ class ReplicatedCalls:
         replacement reaches a call with another `name`.
         """
         if self._num_loops:
-            if self.is_undone:
-                raise RuntimeError(
-                    f"`{name}` must follow a step that is done, but a worker was lost, so the last "
-                    f"step was undone: write `if not step.is_done: continue` after the step."
-                )
             return act()
         interrupts().honour(self.team)
         if self.is_behind:
@@ -83,17 +76,11 @@ class ReplicatedCalls:
             if isinstance(entry, Passed):
                 self.index += 1
                 return entry.payload
-        payload: bytes | None = None
-        while payload is None:
-            try:
-                payload = act()
-            except StepBrokenError:
-                if len(self.team.hosts) == 1:
-                    raise
-                payload = self._supervisor.outcome(self.index, name)
-            except Exception:
-                self._supervisor.notify(NoRecovery("an exception was raised outside of a loop"))
-                raise
+        try:
+            payload = act()
+        except Exception:
+            self._supervisor.notify(NoRecovery("an exception was raised outside of a loop"))
+            raise
         self._note_result(name, payload)
         return payload
 
@@ -114,15 +101,6 @@ class ReplicatedCalls:
             self._num_loops += 1
         return entry
 
-    def enter_again(self) -> Live:
-        """Return the facts to restart the loop that was just entered, because a worker was lost."""
-        return Live(self.team.membership, self._supervisor.agreed_loop, is_alone=True)
-
-    @property
-    def end_of_loop(self) -> bytes | None:
-        """Where the current loop has ended, if it has ended on other hosts."""
-        return self._supervisor.outcome(self.index, LOOP)
-
     def note_loop(self, facts: dict[str, Any]) -> None:
         """Report to the launcher that the loop can be joined. Every rank calls it, in the loop."""
         if self._num_loops == 1:
@@ -131,7 +109,6 @@ class ReplicatedCalls:
     def leave_loop(self, payload: bytes | None) -> None:
         """Leave a loop; `payload` says where it ended; None: replacements cannot continue there."""
         self._num_loops -= 1
-        self.is_undone = False
         if self._num_loops:
             return
         if payload is None:

@@ -59,13 +59,6 @@ class Supervisor(Protocol):
     # the ranks of each of several hosts; empty: all are on this one
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
     address: str = ""  # where other hosts reach this one, if there are other hosts
-    # whether all workers can restart their current call, if that is how they recover from a loss
-    can_roll_back: bool = True
-    # returns the number of the newest snapshot known to be complete; None: there are no snapshots
-    newest_snapshot: Callable[[], int] | None = None
-    agreed_snapshot: int = 0  # the number of the snapshot to which all return
-    # the facts of the loop in which all do so; None: they restart it, or are in no loop
-    agreed_loop: Mapping[str, Any] | None = None
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory with every worker that requests the same `key`; initially zero.
@@ -96,10 +89,6 @@ class Supervisor(Protocol):
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """Stop after some barriers until it is decided who continues; here all do."""
         return Membership.of(self.world.world_size)
-
-    def outcome(self, index: int, name: str) -> bytes | None:
-        """Return the outcome of the `index`-th replicated call if others have it already."""
-        return None
 
     def catch_up(self, index: int, name: str) -> Passed | Live:
         """Request the outcome of the `index`-th replicated call, as a replacement."""
@@ -138,6 +127,7 @@ STORE_VARIABLE = "UNISONO_STORE"
 PID_VARIABLE = "UNISONO_PID"
 INCARNATION_VARIABLE = "UNISONO_INCARNATION"
 RECOVERS_VARIABLE = "UNISONO_RECOVERS"
+LAUNCHER_PORT_VARIABLE = "UNISONO_LAUNCHER_PORT"  # where it listens for other hosts
 COMMAND_VARIABLE = "UNISONO_COMMAND"  # the user's command, for reports
 
 Answer = TypeVar("Answer", bound=messages.ToWorker)
@@ -229,7 +219,6 @@ class LauncherLink(Supervisor):
         answer = None
         with self._lock, suppress(ConnectionError):
             self._channel.send(request)
-            self._await_answer()
             answer = self._channel.receive()
         if answer is None:
             raise UnisonoError(
@@ -240,6 +229,3 @@ class LauncherLink(Supervisor):
             raise answer.error(answer.reason)
         assert isinstance(answer, kinds), f"{answer} is no answer to {request}"
         return answer
-
-    def _await_answer(self) -> None:
-        """Wait for the launcher's answer while checking for other events; here there are none."""

@@ -30,13 +30,6 @@ _LAST, _MORE = b"\0", b"\1"
 _ENDED_WITHIN_S, _LOOK_EVERY_S = 60.0, 0.02
 
 
-class StepBrokenError(BaseException):
-    """A worker was lost and the current step cannot be finished: the run returns to a snapshot.
-
-    Not an :class:`Exception`: it passes through the program's functions to the step.
-    """
-
-
 @final
 class Team:
     """The workers of a job, on one host or several. See :class:`.context.Context`."""
@@ -103,8 +96,8 @@ class Team:
     def meet(self, purpose: str) -> bool:
         """Wait at a barrier for a purpose, of at most 24 letters. Collective.
 
-        Returns False if a worker was lost; :attr:`membership` has then changed. Raises
-        StepBrokenError if the worker is replaced on several hosts.
+        Returns False if a worker was lost; :attr:`membership` has then changed. On several hosts
+        a loss ends this process: its launcher starts it again.
         """
         self.arrive(purpose)
         return self.wait()
@@ -122,8 +115,6 @@ class Team:
         while not self._barrier.wait():
             all_came = False
             self._stop(between_steps=False)
-            if len(self.hosts) > 1:
-                raise StepBrokenError
         return all_came
 
     def pause(self) -> None:
@@ -160,15 +151,6 @@ class Team:
         """Whether a member has left, so that it is useless to wait for it elsewhere."""
         ranks = self.membership.ranks
         return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
-
-    @property
-    def will_begin_again(self) -> bool:
-        """Whether all workers of several hosts restart in the next step, because one was lost."""
-        departures = map(self._barrier.departure, self.membership.ranks)
-        is_awaited = all(how.may_be_back for how in departures)
-        supervisor = self.supervisor
-        is_replaced = supervisor.can_replace and is_awaited
-        return len(self.hosts) > 1 and not supervisor.can_roll_back and is_replaced
 
     def note_step(self, step: int) -> None:
         """Publish which step this worker is in."""
