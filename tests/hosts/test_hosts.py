@@ -209,7 +209,7 @@ KILLS = {
     ],
     ids=str,
 )
-def test_a_lost_worker_is_replaced_on_its_host(
+def test_after_a_loss_all_hosts_start_again_from_memory(
     make_hosts: MakeHosts, tmp_path: Path, workers, options
 ) -> None:
     if SIM[1] in options:
@@ -219,23 +219,24 @@ def test_a_lost_worker_is_replaced_on_its_host(
     outputs = unisono_run(hosts, workers, program, faults=[f"kill:{kill}" for kill in kills])
     text = all_well(outputs)
     assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills)
-    assert len(re.findall(r"rank \d is replaced", text)) == len(kills)
+    assert len(re.findall(r"ranks? .* started again", text)) == len(kills) * len(hosts)
     assert text.count("digest") == sum(workers)
     on_cpus = [option for option in plain if option not in SIM]
     assert digests(outputs) == trained(hosts[:1], [2], *on_cpus)
 
 
-# What each kills, at meetings or while hosts connect; 1' is the first to take the place of rank 1.
+# What each kills, at meetings or while hosts connect; 1' is the first to take the place of rank 1,
+# and 1+ a rank 1 that was started again as others were lost.
 ELSEWHERE = {
-    "before the first step": "2 run directory 1; 0 taking up 1; 1 unisono.share 2; "
+    "before the first step": "2 run directory 1; 0+ taking up 1; 1+ unisono.share 2; "
     "2' start of a loop 1; 0' sharing parameters 1; 1' addresses 1; 2'' snapshot 1 after",
-    "in evaluations": "2 evaluate 1; 0 evaluate 4 after; 1 evaluate 9; 2' evaluate 2; "
+    "in evaluations": "2 evaluate 1; 0+ evaluate 4 after; 1+ evaluate 3; 2' evaluate 2; "
     "0' evaluate 3",
-    "at the end of a loop": "2 snapshot 3; 0 snapshot 3 after; 1 last checkpoint 1; 2' summary 1",
-    "in predictions": "2 predict 1; 0 file of predict 3; 1 rows of predict 1 after; "
-    "0' rows of predict 2; 2' file of predict 2",
-    "while another is replaced": "2 gradients of step 2 1; 2' connecting 1; 1 connecting 2; "
-    "0 addresses 3; 1' putting back 1; 2'' addresses 2; 0' connecting 1",
+    "at the end of a loop": "2 snapshot 3; 0+ snapshot 1 after; 1+ last checkpoint 1; 2' summary 1",
+    "in predictions": "2 predict 1; 0+ file of predict 1; 1+ rows of predict 1 after; "
+    "0' rows of predict 1; 2' file of predict 1",
+    "while another starts again": "2 gradients of step 2 1; 2' connecting 1; 1+ connecting 1; "
+    "0+ addresses 1; 1' putting back 1; 2'' addresses 1; 0' connecting 1",
     "at once": "2 gradients of step 1 1; 1 gradients of step 1 1; 0 gradients of step 1 1; "
     "0' gradients of step 3 1; 2' gradients of step 3 1 after",
 }
@@ -243,19 +244,21 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
 @pytest.mark.parametrize("kills", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_lost_workers_are_replaced_wherever_they_are(
+def test_all_start_again_wherever_workers_are_lost(
     make_hosts: MakeHosts, tmp_path: Path, workers, kills
 ) -> None:
     program = [FIT, str(tmp_path / "run")]
     flags = ["--restarts", "99"]
     outputs = unisono_run(make_hosts(len(workers)), workers, program, kills=kills, flags=flags)
     text = all_well(outputs)
-    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills.split(";"))
+    # Of those that die at once, a launcher may have killed some already.
+    at_least = 3 if kills == ELSEWHERE["at once"] else len(kills.split(";"))
+    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) >= at_least
     alone = [sys.executable, "-m", "tests.hosts.programs.fit"]
     done = subprocess.run(alone, capture_output=True, text=True, check=True)
     said = re.findall("digest .* of .*|rows .*", done.stdout)
     assert set(re.findall("digest .* of .*|rows .*", text)) == set(said)
-    assert text.count("rows ") == sum(workers)  # of those that were not killed before
+    assert text.count("rows ") >= sum(workers)  # some were killed after that
 
 
 def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
@@ -265,7 +268,7 @@ def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
     kept = ["--directory", str(tmp_path / "a run")]
     kill = "kill:rank=1,step=6,at=snapshot"  # of which its host has a part
     outputs = unisono_run(hosts, [1, 1], [*program, *kept], faults=[kill])
-    assert "rank 1 is replaced" in all_well(outputs)
+    assert "rank 1 has started again" in all_well(outputs)
     assert digests(outputs) == trained(hosts[:1], [2], *program[1:])
 
 

@@ -131,7 +131,7 @@ class FakeSupervisor(Supervisor):
     ) -> None:
         self.world = World(rank, control.world_size, rank, control.world_size)
         self.control = control
-        self.incarnation = incarnation
+        self.incarnation, self.is_replacement = incarnation, incarnation > 0
         self._launcher, self._dies = launcher, dies
 
     def notify(self, message: Notification) -> None:

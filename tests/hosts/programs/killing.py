@@ -1,9 +1,9 @@
 """Kills workers at meetings, as the variable KILLS says: where the table of faults has no place.
 
-``KILLS="1 evaluate 2; 0 putting back 1 after; 0' connecting 1"``: rank 1 when it comes to a meeting
-whose purpose begins so for the second time; rank 0 just after it has come to one; the first
-replacement of rank 0 when it connects with the other hosts. ``1' stands still 1``: it does so for
-ever, before it has begun.
+``KILLS="1 evaluate 2; 0+ putting back 1 after; 0' connecting 1"``: rank 1 when it comes to a meeting
+whose purpose begins so for the second time in its process; rank 0 just after it has come to one,
+once it was started again because others were lost; the first replacement of rank 0 when it connects
+with the other hosts. ``1' stands still 1``: it does so for ever, before it has begun.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.runtime.workers import host_member
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.team import Team
 
-_ROW = re.compile(r"\s*(\d+'*) (.+?) (\d+)( after)?\s*")
+_ROW = re.compile(r"\s*(\d+\+?'*) (.+?) (\d+)( after)?\s*")
 
 
 def install() -> None:
@@ -27,7 +27,8 @@ def install() -> None:
     link = context().launcher
     if link is None or not os.environ.get("KILLS"):
         return
-    mine = f"{link.world.rank}{link.incarnation * chr(39)}"
+    was_lost = link.incarnation * "'"
+    mine = f"{link.world.rank}{was_lost or '+' * link.is_replacement}"
     matches = [_ROW.fullmatch(row) for row in os.environ["KILLS"].split(";")]
     rows = [match.groups() for match in matches if match is not None]
     assert len(rows) == len(matches), os.environ["KILLS"]

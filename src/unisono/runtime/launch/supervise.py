@@ -169,6 +169,7 @@ class _Supervision:
         """Kill all workers that have not finished; once all are gone, start them again."""
         if lost is None and not self._to_start_again:
             say("a worker of another host was lost; all workers start again.")
+        self._control.head.starts_again = 1
         self._port.listen()  # other hosts can tell that this one starts again
         self._to_start_again |= (self._pids.keys() | self._asked) - self.state.done
         self._server.signal(sorted(self._to_start_again), signal.SIGKILL)
@@ -300,6 +301,7 @@ class _Supervision:
             if policy.may_survive(self.state, rank, exit_code):
                 self._requests.forget(rank)
                 self._control.clear(rank)
+                self._incarnations[rank] -= 1  # it was not lost
                 self.spawn(rank)
                 return
         elif policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:

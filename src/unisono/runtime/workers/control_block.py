@@ -45,7 +45,7 @@ class Head(ctypes.Structure):
         ("wish", ctypes.c_uint32),
         ("end", ctypes.c_uint32),  # the signal that ends the job after the current step, or 0
         ("is_over", ctypes.c_uint32),  # the launcher is ending the workers
-        ("unused", ctypes.c_uint32),
+        ("starts_again", ctypes.c_uint32),  # whether workers replace those of an earlier start
         ("rest_of_line", ctypes.c_uint8 * 48),
     )
 

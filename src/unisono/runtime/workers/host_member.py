@@ -80,9 +80,10 @@ class HostMember(LauncherLink):
         self.address = address_here()
         self._store = self._store_of_hosts()
         self._launchers = Launchers(self._store, self._places)
-        self._is_restarted = self.can_replace and self.incarnation > 0
+        # Also where another worker was lost.
+        self.is_replacement = self.can_replace and self.control.head.starts_again > 0
         self._live: messages.Live | None = None  # once this worker has caught up on its host
-        if not self._is_restarted:
+        if not self.is_replacement:
             self._launchers.publish(self.address, int(os.environ[LAUNCHER_PORT_VARIABLE]))
 
     def _map(self, fd: int) -> ControlBlock:
@@ -99,7 +100,7 @@ class HostMember(LauncherLink):
 
     def connect(self) -> None:
         """Connect to the workers of other hosts; after a restart that is later. Collective."""
-        if not self._is_restarted:
+        if not self.is_replacement:
             self._meet(0, 0)
 
     def poll(self) -> None:

@@ -49,7 +49,8 @@ class Supervisor(Protocol):
 
     world: World  # this worker's place
     control: ControlBlock  # the control block on which all workers meet
-    incarnation: int = 0  # how many workers had this rank before
+    incarnation: int = 0  # how many workers with this rank were lost before
+    is_replacement: bool = False  # whether this worker catches up with what was done before it
     can_replace: bool = False  # whether lost workers are replaced, so that snapshots are needed
     # whether this process was not started as a worker, not even as the only one
     is_alone: bool = False
@@ -157,6 +158,7 @@ class LauncherLink(Supervisor):
         os.set_inheritable(self.store_fd, False)
         self.incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
         self.can_replace = os.environ.get(RECOVERS_VARIABLE) == "1"
+        self.is_replacement = self.can_replace and self.incarnation > 0
         self._channel = Channel.from_fd(int(os.environ[LINK_VARIABLE]))
         self._lock = threading.RLock()
         self._unused: deque[int] = deque()  # keys

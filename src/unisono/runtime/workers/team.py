@@ -37,7 +37,7 @@ class Team:
     def __init__(self, supervisor: Supervisor, faults: Faults | None = None) -> None:
         self.supervisor = supervisor
         self.world = supervisor.world
-        self.is_replacement = supervisor.can_replace and supervisor.incarnation > 0
+        self.is_replacement = supervisor.is_replacement
         self.faults = faults or Faults()
         self.membership = Membership.of(self.world.world_size)
         self._rank = self.world.rank
