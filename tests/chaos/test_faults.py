@@ -123,6 +123,8 @@ def test_every_place(monkeypatch, capfd, exchange, optimizer, loop, at, rank):
         f"kill:rank=0,step=0; kill:rank=1,step=5,at=updated; kill:rank=2,step={LAST},at=begin",
         f"kill:rank=0,step=0,at=update; kill:rank=1,step={NUM_STEPS},at=snapshot",
         f"kill:rank=0,step=0,at=snapshot; kill:rank=1,step={LAST},at=commit",
+        # all of them before the first snapshot is whole: the loop begins again
+        "; ".join(f"kill:rank={rank},step=0,at=snapshot" for rank in range(3)),
         f"segv:rank=1,step=8; segv:rank=2,step=12,at=update; kill:rank=0,step={LAST},at=update",
         long("kill:rank=2,step=5,at=commit"),
         long("kill:rank=0,step=6,at=gradients"),  # the first of the next

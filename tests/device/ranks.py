@@ -125,10 +125,6 @@ def train(
         means.append(_take_step(engine, model, device, STEPS - 1, bad))
         _snapshot(engine, team, STEPS, updates)
         digest = digest_of_weights(model) if is_sharded else digest_of(model, updates)
-        if len(team.hosts) > 1:  # where steps are left, with copies under way
-            _take_step(engine, model, device, STEPS, bad)
-            if team.leads_host:  # as the one with the last shard does
-                exchange.buffers.keep()
         _scribble(model)
         if not is_sharded:
             updates.state.clear()

@@ -69,7 +69,9 @@ class Output:
 
 def all_well(outputs: Sequence[Output]) -> str:
     """See that all have ended well; gives what they have printed."""
-    return "".join(output.has_ended_well() for output in outputs)
+    text = "".join(output.end() for output in outputs)
+    assert not any(output.process.returncode for output in outputs), text
+    return text
 
 
 def start(
@@ -228,7 +230,7 @@ def test_after_a_loss_all_hosts_start_again_from_memory(
 # What each kills, at meetings or while hosts connect; 1' is the first to take the place of rank 1,
 # and 1+ a rank 1 that was started again as others were lost.
 ELSEWHERE = {
-    "before the first step": "2 run directory 1; 0+ taking up 1; 1+ unisono.share 2; "
+    "before the first step": "1 unisono.share 2; 2+ run directory 1; 0+ taking up 1; "
     "2' start of a loop 1; 0' sharing parameters 1; 1' addresses 1; 2'' snapshot 1 after",
     "in evaluations": "2 evaluate 1; 0+ evaluate 4 after; 1+ evaluate 3; 2' evaluate 2; "
     "0' evaluate 3",

@@ -25,6 +25,7 @@ from unisono.runtime.launch.recovery import (
     RecoveryState,
     Seat,
     Spawn,
+    StartAgain,
     Wish,
     stop_wanted,
 )
@@ -399,33 +400,48 @@ def test_the_first_that_has_caught_up_goes_on_alone(
 
 @promise("where-it-ends.9")
 @pytest.mark.parametrize(
-    ("events", "joining", "generation"),
+    ("event", "who"),
+    [(lost_at(1, 0.0), 1), (stopped(0)[0], None)],  # None: a worker of another host misses one
+)
+def test_on_one_of_several_hosts_a_loss_makes_all_start_again(event: Event, who: int | None) -> None:
+    decision = after(AGREED, ask(1, 1, RESULT), event, workers=2, first_rank=4)
+    assert decision.actions == (StartAgain(who),)
+    assert decision.state.membership == Membership.of(2)
+    assert not decision.state.asking
+    assert len(decision.state.losses) == (who is not None)
+
+
+@promise("where-it-ends.9")
+@pytest.mark.parametrize(
+    "events",
     [
-        ((*lost(1), *stopped(0), ask(1, 0, RESULT)), (1,), 1),
-        ((*lost(1), ask(1, 0, RESULT), *stopped(0)), (1,), 1),
-        ((AGREED, *lost(0, 1), ask(0, 1, LOOP), ask(1, 1, LOOP)), (0, 1), 1),
-        # A replacement is lost, and one of those who wait for it.
-        ((*lost(1), *stopped(0), *lost(1), ask(1, 0, RESULT)), (1,), 1),
-        ((*lost(1), *stopped(0), *lost(0), ask(1, 0, RESULT), ask(0, 0, RESULT)), (0, 1), 1),
-        ((*lost(1), ask(1, 0, RESULT), *lost(1), *stopped(0), ask(1, 0, RESULT)), (1,), 1),
-        # The loop goes on; nobody has to stop for those who join.
-        ((AGREED, LOOP_BEGAN, *lost(1), *stopped(0), ask(1, 1, LOOP)), (1,), 1),
+        (*lost(1), ask(1, 0, RESULT), ask(0, 0, RESULT)),
+        (AGREED, *stopped(0, 1), ask(0, 1, LOOP), ask(1, 1, LOOP)),
+        # One is lost while they start again.
+        (*lost(1), ask(1, 0, RESULT), *lost(0), ask(1, 0, RESULT), ask(0, 0, RESULT)),
+        (AGREED, LOOP_BEGAN, *lost(1), ask(0, 1, LOOP), ask(1, 1, LOOP)),
     ],
 )
-def test_on_one_of_several_hosts_nobody_goes_on_before_all_are_there(
-    events: tuple[Event, ...], joining: tuple[int, ...], generation: int
+def test_on_one_of_several_hosts_nobody_continues_before_all_have_caught_up(
+    events: tuple[Event, ...],
 ) -> None:
     *before, last = decisions(*events, workers=2, restarts=9, first_rank=4)
-    assert all(types_of(decision) == [] for decision in before)
-    membership = Membership((0, 1), 0, generation)
+    assert not [types_of(decision) for decision in before if types_of(decision)]
+    membership = Membership((0, 1), 0, 1)
     loop = FACTS if LOOP_BEGAN in events else None
     assert last.actions == (
-        *(Seat(rank, 0) for rank in joining),
-        *(go(membership, *({0, 1} - {*joining})) if len(joining) < 2 else ()),
-        *(live(rank, membership, loop, is_alone=True) for rank in joining),
-        Joined(joining),
+        *(Seat(rank, 0) for rank in (0, 1)),
+        *(live(rank, membership, loop, is_alone=True) for rank in (0, 1)),
+        Joined((0, 1)),
     )
     assert not last.state.is_wished
+
+
+def test_on_one_of_several_hosts_too_many_losses_end_the_job() -> None:
+    *_, first, second = decisions(AGREED, *lost(1, 0), workers=2, restarts=1, first_rank=4)
+    assert first.actions == (StartAgain(1),)
+    assert not second.actions
+    assert "2 workers were lost within 60 s" in second.trouble
 
 
 def test_on_one_of_several_hosts_who_has_finished_is_not_waited_for() -> None:

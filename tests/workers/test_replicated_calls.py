@@ -14,7 +14,7 @@ from unisono.runtime.workers.launcher_messages import (
 )
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
 from unisono.runtime.workers.supervisor import Supervisor
-from unisono.runtime.workers.team import StepBrokenError, Team
+from unisono.runtime.workers.team import Team
 from unisono.runtime.world import World
 
 
@@ -27,7 +27,6 @@ class Recorder(Supervisor):
         self.world = World()
         self.control = ControlBlock(-1, 1)
         self.told = []
-        self.outcomes = []
 
     def memory(self, key, num_bytes, gather):
         raise AssertionError("no memory is wanted")
@@ -35,32 +34,10 @@ class Recorder(Supervisor):
     def notify(self, message):
         self.told.append(message)
 
-    def outcome(self, index, name):
-        return self.outcomes.pop(0)
-
 
 def recorded():
     recorder = Recorder()
     return ReplicatedCalls(Team(recorder)), recorder
-
-
-def unwanted():
-    raise AssertionError("the others have done it")
-
-
-def test_where_others_are_missed_a_call_is_made_again_or_what_they_found_is_taken():
-    replicated_calls, host = recorded()
-    host.ranks_of_host = ((0,), (1,))
-    host.outcomes = [None, b"found"]
-    calls = []
-
-    def act():
-        calls.append("called")
-        raise StepBrokenError
-
-    assert replicated_calls.together("it", act) == b"found"
-    assert len(calls) == 2
-    assert host.told == [ReplicatedResult(0, "it", b"found")]
 
 
 @promise("where-it-ends.2")
@@ -161,13 +138,3 @@ def test_when_all_are_lost_the_first_that_has_caught_up_goes_on_alone(control_of
     assert results[0][0] == b"01"
     assert results[0][1:] in ([b"0", b"0"], [b"1", b"1"])
     assert sorted(what for _, is_replacement, what in made if is_replacement) == ["b", "c"]
-
-
-def test_what_follows_a_step_that_comes_again_is_refused_until_the_next_one():
-    replicated_calls, _ = recorded()
-    replicated_calls.enter_loop()
-    replicated_calls.is_undone = True
-    with pytest.raises(RuntimeError, match=r"`evaluate` must .*: write `if not step.is_done"):
-        replicated_calls.together("evaluate", unwanted)
-    replicated_calls.leave_loop(b"end")
-    assert replicated_calls.together("evaluate", lambda: b"all") == b"all"

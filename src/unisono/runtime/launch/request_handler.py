@@ -207,9 +207,9 @@ class RequestHandler:
             case recovery.Answer(rank, message):
                 if isinstance(message, messages.Live) and message.loop is not None:
                     number = self._number_of_snapshot(message.loop)
-                    # Without a snapshot the loop begins again.
-                    loop = message.loop if number else None
-                    message = replace(message, snapshot=number, loop=loop)
+                    message = replace(message, snapshot=number)
+                    if not number and self.state.first_rank is None:
+                        message = replace(message, loop=None)  # it begins again
                 self._job.send(rank, message)
             case recovery.Wish(value):
                 self._control.head.wish = value
