@@ -403,7 +403,9 @@ def test_the_first_that_has_caught_up_goes_on_alone(
     ("event", "who"),
     [(lost_at(1, 0.0), 1), (stopped(0)[0], None)],  # None: a worker of another host misses one
 )
-def test_on_one_of_several_hosts_a_loss_makes_all_start_again(event: Event, who: int | None) -> None:
+def test_on_one_of_several_hosts_a_loss_makes_all_start_again(
+    event: Event, who: int | None
+) -> None:
     decision = after(AGREED, ask(1, 1, RESULT), event, workers=2, first_rank=4)
     assert decision.actions == (StartAgain(who),)
     assert decision.state.membership == Membership.of(2)

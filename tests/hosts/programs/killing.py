@@ -1,9 +1,10 @@
 """Kills workers at meetings, as the variable KILLS says: where the table of faults has no place.
 
-``KILLS="1 evaluate 2; 0+ putting back 1 after; 0' connecting 1"``: rank 1 when it comes to a meeting
-whose purpose begins so for the second time in its process; rank 0 just after it has come to one,
-once it was started again because others were lost; the first replacement of rank 0 when it connects
-with the other hosts. ``1' stands still 1``: it does so for ever, before it has begun.
+``KILLS="1 evaluate 2; 0+ putting back 1 after; 0' connecting 1"``: rank 1 when it comes to a
+meeting whose purpose begins so for the second time in its process; rank 0 just after it has come to
+one, once it was started again because others were lost; the first replacement of rank 0 when it
+connects with the other hosts. ``1' stands still 1``: it does so for ever, before it has begun. The
+first worker of each host says when it has looked whether the launchers of the others are alive.
 """
 
 from __future__ import annotations
@@ -52,6 +53,16 @@ def install() -> None:
 
         return acting
 
+    is_gone = host_member.Launchers.is_gone
+
+    def looking(launchers: host_member.Launchers, host: int) -> bool:
+        found = is_gone(launchers, host)
+        if not seen["looks"]:
+            seen["looks"] = 1
+            print(f"rank {mine[0]} has looked", flush=True)
+        return found
+
+    host_member.Launchers.is_gone = looking
     Team.arrive = dying(Team.arrive, lambda team, purpose: purpose)
     connect = dying(host_member.connect_hosts, lambda rendezvous, address: "connecting")
     host_member.connect_hosts = connect

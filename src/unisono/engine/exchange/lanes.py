@@ -100,8 +100,9 @@ class Lanes(Between):
 
     @override
     def share(self, views: Callable[[], Sequence[memoryview]]) -> None:
+        shared = views()
         if self.number == 0:
-            for view in views():
+            for view in shared:
                 self.send_from(0, view)
         self._team.meet("sharing parameters")
 

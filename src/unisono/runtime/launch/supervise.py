@@ -48,6 +48,7 @@ _KEEPS_AFTER_S = 1.0
 # How many workers to request from the fork server before it answers. More would fill its socket
 # while its answers fill the launcher's, and both would wait for each other.
 _ASKED_AT_MOST = 16
+_BACKLOG, _CALLERS_AT_MOST = 4096, 512
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
 
@@ -103,6 +104,7 @@ class _Supervision:
         self._to_start = deque(range(job.num_workers))
         self._asked: set[int] = set()  # workers whose start the server has not confirmed yet
         self._to_start_again: set[int] = set()  # workers that are killed first
+        self._callers: list[socket.socket] = []  # connections of workers of other hosts
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
         self._has_groups = False
@@ -169,13 +171,34 @@ class _Supervision:
         """Kill all workers that have not finished; once all are gone, start them again."""
         if lost is None and not self._to_start_again:
             say("a worker of another host was lost; all workers start again.")
-        self._control.head.starts_again = 1
-        self._port.listen()  # other hosts can tell that this one starts again
+        self._show_to_other_hosts()
         self._to_start_again |= (self._pids.keys() | self._asked) - self.state.done
         self._server.signal(sorted(self._to_start_again), signal.SIGKILL)
         if lost is not None:
             self._control.clear(lost)
             self.spawn(lost)
+
+    def _show_to_other_hosts(self) -> None:
+        """Listen from now on, so that other hosts see that this one starts again, and lives."""
+        has_port, head = self._port.getsockname()[1] > 0, self._control.head
+        if has_port and not head.starts_again:
+            self._port.listen(_BACKLOG)
+            self._selector.register(self._port, selectors.EVENT_READ, self._keep_caller)
+        head.starts_again = 1
+
+    def _keep_caller(self) -> None:
+        """Keep a connection, which ends with this launcher; close those that callers have left."""
+        for caller in list(self._callers):
+            with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(ConnectionError):
+                    caller.recv(64)  # nobody sends anything
+                self._callers.remove(caller)
+                caller.close()
+        caller, _ = self._port.accept()
+        caller.setblocking(False)
+        self._callers.append(caller)
+        if len(self._callers) > _CALLERS_AT_MOST:
+            self._callers.pop(0).close()
 
     def end(self) -> None:
         """End the job, which has nothing left to do."""
@@ -213,7 +236,7 @@ class _Supervision:
         self._outputs.close()
         self._selector.close()
         self._control.close()
-        for end in (self._port, self._woken, self._waking):
+        for end in (self._port, self._woken, self._waking, *self._callers):
             end.close()
         for channel in self._channels.values():
             channel.close()

@@ -18,7 +18,7 @@ incremented, and all enter the next round. Where they continue depends on what t
   finished the call store its outcome, which the others read.
 
 Once a launcher has started its workers again, it listens at an address that they have published in
-the store. Others connect there and send nothing: the kernel answers as long as the launcher lives.
+the store. Others connect there and send nothing: the connection lives as long as the launcher.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class HostMember(LauncherLink):
         def watch(waited_s: float) -> None:
             if int(self._store.get(_ROUND)) != number or self._is_over(index):
                 raise _RoundClosedError
-            for host, ranks in self._others if number else ():
+            is_watching = number > 0 and self.world.rank == self._places.local_ranks[0]
+            for host, ranks in self._others if is_watching else ():
                 if self._launchers.is_gone(host):
                     raise _ended(ranks[0], "so was its launcher")
 
@@ -307,7 +308,7 @@ def _ended(rank: int, why: str) -> UnisonoError:
 class Launchers:
     """The launchers of other hosts, as far as one can tell whether they are alive.
 
-    A launcher listens, and accepts nothing, from the time it starts its workers again.
+    A launcher listens from the time it first starts its workers again.
     """
 
     def __init__(self, store: Store, places: RankPlaces) -> None:
