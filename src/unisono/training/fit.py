@@ -115,7 +115,9 @@ class FitUnderWay(Observer):
                 self._pace = Pace(self._context.team, run.position.step)
             with computing:
                 for step in steps:
-                    self._take(step)
+                    self._before(step)
+                    self._compute(step)
+                    self._after(step)
             return self._end()
         except BaseException as error:
             self._conclusions.note_left()
@@ -237,11 +239,6 @@ class FitUnderWay(Observer):
         if not self._is_over and (signum := self._context.team.is_ended_by):
             # The launcher ends this process during the pause.
             self._fail(interruption(signum))
-
-    def _take(self, step: Step) -> None:
-        self._before(step)
-        self._compute(step)
-        self._after(step)
 
     def _before(self, step: Step) -> None:
         """Report to callbacks what changed since the last step, and that a step begins."""

@@ -44,7 +44,6 @@ from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, parts_of
 from unisono.runtime.workers.host_links import LOST_AFTER_S
-from unisono.runtime.workers.meeting_point import Departure
 
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
@@ -241,24 +240,10 @@ class Lanes(Between):
         swap = lane.swap(number, sent)
         try:
             while not lane.wait(swap, _LOOK_EVERY_S):
-                if self._is_in_vain:
+                if self._team.has_lost:
                     raise BrokenError("a worker was lost")
         except BrokenError as error:
             self._check(str(error))
-
-    @property
-    def _is_in_vain(self) -> bool:
-        """Whether the others also stop in this step because a worker was lost.
-
-        Losing a worker of another lane after its last message stops nobody: there is one more
-        barrier, and a worker that stopped here would come to it for another purpose.
-        """
-        team = self._team
-        return team.has_lost and any(
-            team.departure(rank) != Departure.PRESENT
-            and (rank in self._lane_ranks or not team.is_ahead(rank))
-            for rank in team.membership.ranks
-        )
 
     @property
     def _lane_ranks(self) -> list[int]:
@@ -277,7 +262,7 @@ class Lanes(Between):
             return
         while turn.is_alive():
             turn.join(_LOOK_EVERY_S)
-            if self._is_in_vain:
+            if self._team.has_lost:
                 lane.leave()
         self._turn = None
         if turn.error is not None:
@@ -336,8 +321,7 @@ class Lanes(Between):
         until_s = time.monotonic() + LOST_AFTER_S
         while not self._team.has_lost and time.monotonic() < until_s:
             time.sleep(_LOOK_EVERY_S)
-        if self._team.has_lost:
-            self._team.meet("sums of a step")
+        self._team.stop_if_lost()
         raise UnisonoError(
             f"hosts must be connected, but sums could not be sent between them ({failure}): see "
             f"to the link and start all again; with a `directory` the run continues from its "

@@ -23,7 +23,6 @@ from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.procfs import create_memory, started_at
 from unisono.runtime.timeouts import MEETING
 from unisono.runtime.workers.meeting_point import (
-    COUNTER,
     Departure,
     MeetingPoint,
     MeetingSeat,
@@ -255,10 +254,6 @@ class Barrier(MeetingPoint):
         """Return how `other` has left, after checking for workers that died silently."""
         self._look_around()
         return self._control.departure(other)
-
-    def is_ahead(self, other: int) -> bool:
-        """Return whether a worker has reached the barrier that this worker reaches next."""
-        return not self.missing([other], (self.arrivals + 1) % COUNTER)
 
     @property
     def arrivals(self) -> int:

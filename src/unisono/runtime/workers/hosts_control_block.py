@@ -42,15 +42,10 @@ class HostsControlBlock(ControlBlock):
         self.lines[here[0] : here[-1] + 1] = own
         self._far = [self.lines[rank] for rank in self._far_ranks]
 
-    def connect(self, links: HostLinks, arrivals: int = 0) -> None:
-        """Use new links to other hosts, and reset all ranks to `arrivals` barriers reached."""
+    def connect(self, links: HostLinks) -> None:
+        """Use new links to other hosts, before the first barrier."""
         self._links.close()
         self._links = links
-        self._mail, self._put = b"", [b"", b""]
-        for came in self._came:
-            came.clear()
-        for rank in (*self._far_ranks, self._rank):
-            self.mark_replaced(rank, arrivals)
 
     def leave(self, rank: int, how: Departure) -> None:
         """Mark that `rank` has left; publish it if it is this worker."""

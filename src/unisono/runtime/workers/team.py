@@ -142,15 +142,18 @@ class Team:
         """Return how a worker has left, or PRESENT; detects workers that died silently."""
         return self._barrier.departure(rank)
 
-    def is_ahead(self, rank: int) -> bool:
-        """Return whether a worker has reached the barrier that this worker reaches next."""
-        return self._barrier.is_ahead(rank)
-
     @property
     def has_lost(self) -> bool:
         """Whether a member has left, so that it is useless to wait for it elsewhere."""
         ranks = self.membership.ranks
         return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
+
+    def stop_if_lost(self) -> None:
+        """Stop if a member has left, as a barrier would at which it is missing."""
+        for rank in self.membership.ranks:
+            if (how := self._barrier.departure(rank)) != Departure.PRESENT:
+                self._barrier.lose(rank, how)
+                self._stop(between_steps=False)
 
     def note_step(self, step: int) -> None:
         """Publish which step this worker is in."""
