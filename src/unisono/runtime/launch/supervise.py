@@ -21,17 +21,17 @@ from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 
-from unisono.errors import RendezvousError
 from unisono.runtime.checkpoint.writer import CheckpointWriter
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.runtime.launch import policy, recovery
 from unisono.runtime.launch.forkserver import ForkServer
 from unisono.runtime.launch.hang_watch import HangWatch, Scene
-from unisono.runtime.launch.job import ADDRESS, FUNCTION, Job, reserved_port
+from unisono.runtime.launch.job import FUNCTION, Job
 from unisono.runtime.launch.outputs import Outputs
 from unisono.runtime.launch.recovery import MarkDeparture
 from unisono.runtime.launch.report import ending, spare_message
 from unisono.runtime.launch.request_handler import RequestHandler
+from unisono.runtime.launch.sign_of_life import SignOfLife
 from unisono.runtime.launch.stall_watch import StallWatch
 from unisono.runtime.notices import say
 from unisono.runtime.procfs import started_at
@@ -39,7 +39,6 @@ from unisono.runtime.signals import AGENT_ENDED, NOTICES, ONE_SIGNAL_S, Signals
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.control_block import ControlBlock
-from unisono.runtime.workers.interfaces import address_here
 from unisono.runtime.workers.job_store import MEMORY_NAME
 from unisono.runtime.workers.membership import Membership
 
@@ -48,7 +47,6 @@ _KEEPS_AFTER_S = 1.0
 # How many workers to request from the fork server before it answers. More would fill its socket
 # while its answers fill the launcher's, and both would wait for each other.
 _ASKED_AT_MOST = 16
-_BACKLOG, _CALLERS_AT_MOST = 4096, 512
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
 
@@ -76,14 +74,6 @@ def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> J
     return JobResult(supervision.state, supervision.results, usable, is_saved)
 
 
-def _address_of(job: Job) -> str:
-    """Return the address at which other hosts reach this launcher, if there are other hosts."""
-    try:
-        return address_here(job.environ) if job.hosts else ADDRESS
-    except RendezvousError:  # workers raise it
-        return ADDRESS
-
-
 class _Supervision:
     """The sockets and the control block of one job, and the loop over them."""
 
@@ -95,8 +85,8 @@ class _Supervision:
         self._server = server
         self._signals = signals
         self._outputs = Outputs()
-        self._port = reserved_port(_address_of(job))
-        self._job_fd = replace(job, master_port=self._port.getsockname()[1]).write()
+        self._sign = SignOfLife(job)
+        self._job_fd = replace(job, master_port=self._sign.port).write()
         self._store_fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         self._control = ControlBlock.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
@@ -104,7 +94,6 @@ class _Supervision:
         self._to_start = deque(range(job.num_workers))
         self._asked: set[int] = set()  # workers whose start the server has not confirmed yet
         self._to_start_again: set[int] = set()  # workers that are killed first
-        self._callers: list[socket.socket] = []  # connections of workers of other hosts
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
         self._has_groups = False
@@ -171,34 +160,13 @@ class _Supervision:
         """Kill all workers that have not finished; once all are gone, start them again."""
         if lost is None and not self._to_start_again:
             say("a worker of another host was lost; all workers start again.")
-        self._show_to_other_hosts()
+        self._control.head.starts_again = 1
+        self._sign.show(self._selector)
         self._to_start_again |= (self._pids.keys() | self._asked) - self.state.done
         self._server.signal(sorted(self._to_start_again), signal.SIGKILL)
         if lost is not None:
             self._control.clear(lost)
             self.spawn(lost)
-
-    def _show_to_other_hosts(self) -> None:
-        """Listen from now on, so that other hosts see that this one starts again, and lives."""
-        has_port, head = self._port.getsockname()[1] > 0, self._control.head
-        if has_port and not head.starts_again:
-            self._port.listen(_BACKLOG)
-            self._selector.register(self._port, selectors.EVENT_READ, self._keep_caller)
-        head.starts_again = 1
-
-    def _keep_caller(self) -> None:
-        """Keep a connection, which ends with this launcher; close those that callers have left."""
-        for caller in list(self._callers):
-            with contextlib.suppress(BlockingIOError):
-                with contextlib.suppress(ConnectionError):
-                    caller.recv(64)  # nobody sends anything
-                self._callers.remove(caller)
-                caller.close()
-        caller, _ = self._port.accept()
-        caller.setblocking(False)
-        self._callers.append(caller)
-        if len(self._callers) > _CALLERS_AT_MOST:
-            self._callers.pop(0).close()
 
     def end(self) -> None:
         """End the job, which has nothing left to do."""
@@ -236,7 +204,7 @@ class _Supervision:
         self._outputs.close()
         self._selector.close()
         self._control.close()
-        for end in (self._port, self._woken, self._waking, *self._callers):
+        for end in (self._sign, self._woken, self._waking):
             end.close()
         for channel in self._channels.values():
             channel.close()

@@ -83,8 +83,7 @@ class HostMember(LauncherLink):
         # Also where another worker was lost.
         self.is_replacement = self.can_replace and self.control.head.starts_again > 0
         self._live: messages.Live | None = None  # once this worker has caught up on its host
-        if not self.is_replacement:
-            self._launchers.publish(self.address, int(os.environ[LAUNCHER_PORT_VARIABLE]))
+        self._launchers.publish(self.address, int(os.environ[LAUNCHER_PORT_VARIABLE]))
 
     def _map(self, fd: int) -> ControlBlock:
         sizes = map(int, os.environ[HOSTS_VARIABLE].split(","))
