@@ -195,24 +195,3 @@ def test_a_worker_of_another_host_that_has_ended_is_named():
             return caught.value.rank
 
         assert on_all([teams[0], teams[1], teams[3]], miss) == [2, 2, 2]
-
-
-def test_what_was_said_before_all_connect_anew_is_forgotten():
-    hosts = ((0, 1), (2, 3))
-    with team_of_hosts(hosts) as teams, connected(hosts) as links:
-        on_all(teams, lambda team: team.meet("first"))
-        teams[2].attach(b"of a step that is dropped")
-        teams[2].arrive("second")  # and is lost, for some before they hear of it
-        for link in teams[2].supervisor.control._links, teams[3].supervisor.control._links:
-            link.close()
-        far = teams[0].supervisor.control
-        while {far.departure(rank) for rank in (2, 3)} != {Departure.LOST}:
-            far.receive(5.0)
-        for team, link in zip(teams, links, strict=True):
-            team.supervisor.control.connect(link, 7)
-        assert (
-            on_all(teams, lambda team: team.vote(team.world.rank, "third"))
-            == [{rank: rank for rank in range(4)}] * 4
-        )
-        assert [team.attached() for team in teams] == [{}] * 4
-        assert {line.arrivals for team in teams for line in team.supervisor.control.lines} == {8}
