@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -142,7 +143,8 @@ def kill_all(job: Job | HostsJob, kills: list[Kill], deadline_s: float) -> Count
         victim = watch.choose(kill)
         if victim is None:
             break
-        victim.kill()
+        with suppress(psutil.NoSuchProcess):  # its launcher was quicker
+            victim.kill()
         psutil.wait_procs([victim], timeout=5)
         lost[job.phase(victim)[0]] += 1
     return lost
