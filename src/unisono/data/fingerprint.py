@@ -70,7 +70,7 @@ def fingerprint_of_data(
     if in_fork and not lies_in_memory(leaf):
         return facts | _in_fork(look)
     with num_threads(1), generators_put_back(), collator.own.put_back():
-        reader.check_repeatable(numbers[:1], places[:1], epoch, [0])
+        reader.check_repeatable(numbers[:2], places[:2], epoch, [0, 0])
         return facts | look()
 
 

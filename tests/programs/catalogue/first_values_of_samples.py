@@ -65,7 +65,7 @@ t = trainer(net())
 fit(t, collate=Pads())
 
 
-# %% statistics_by_the_first_it_reads: REFUSED open
+# %% statistics_by_the_first_it_reads: REFUSED
 class Lazy(Rows):
     def change(self, row, index):
         if not hasattr(self, "low"):
