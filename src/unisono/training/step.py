@@ -127,7 +127,9 @@ class Step(DoneStep):
                 f"`step.shards` can be iterated only once per step, but is iterated again in step "
                 f"{self.number}: do everything with a batch inside that loop."
             )
-        self._taken, self._is_looped_over = True, is_looped_over(sys._getframe(1))
+        self._taken = True
+        if self.rehearse is not None:
+            self._is_looped_over = is_looped_over(sys._getframe(1))
         self._given_out = batches = self._batches()
         return batches
 
@@ -167,7 +169,8 @@ class Step(DoneStep):
             if self._done and self._loader.runs_program:
                 self._engine.exchange.buffers.restore()  # a dataset may read them
             batch = self._kept.pop(shard) if shard in self._kept else self._read(shard)
-            self._engine.passes.watch.read(shard, batch)
+            if self._engine.passes.watch is not None:
+                self._engine.passes.watch.read(shard, batch)
             # After reading, so that what a dataset draws never shifts what the model draws.
             self._engine.start_shard(shard)
             self._waiting = self._newest = shard

@@ -129,7 +129,8 @@ class StepEngine:
         self.sums.step, self._first_shard = step, first_shard
         self.begin_update(self._all, 0)
         self._meet_fault("begin", step)
-        self.passes.watch.begin(self.model, self.sums.names)
+        if self.passes.watch is not None:
+            self.passes.watch.begin(self.model, self.sums.names)
         self.timers.begin()
 
     def begin_update(self, optimizers: list[LoopOptimizer], turn: int) -> None:
@@ -354,5 +355,6 @@ class StepEngine:
         self.passes.seed("between")
         self.timers.lap(Phase.UPDATING)
         self._meet_fault("commit", self.sums.step)
-        self.passes.watch.done(self.model, self._optimizer)
+        if self.passes.watch is not None:
+            self.passes.watch.done(self.model, self._optimizer)
         return True

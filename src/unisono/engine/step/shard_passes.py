@@ -42,7 +42,7 @@ class ShardPasses:
     combined from all shards, by name.
     """
 
-    watch = StepWatch()  # of all loops
+    watch: StepWatch | None = None  # of all loops
     scaling: LossScaling | None = None
     shards: Sequence[int]
     stack: GradientStack
@@ -180,7 +180,8 @@ class ShardPasses:
         exchange = self._exchange
         for parameter in self.others:
             parameter.grad = None
-        self.watch.differentiated(shard, exchange.parameters)
+        if self.watch is not None:
+            self.watch.differentiated(shard, exchange.parameters)
         finished = self.stack.push(shard)
         for parameter in exchange.fixed:
             parameter.grad = None
