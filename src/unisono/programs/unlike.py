@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from unisono.runtime.workers.team import Team
 _MANY = 4096  # places of a program, the nearest first
 _LONG = 1024  # values of a place
 _LARGE = 1 << 20  # bytes of a tensor or an array; larger ones are not compared
+_SENT_AT_MOST = 16 << 20  # bytes of what is tried
 _PLAIN = (type(None), bool, int, float, str)
 _BY_NAME = (FunctionType, BuiltinFunctionType, type)
 
@@ -84,7 +85,7 @@ def values_unlike(team: Team, places: Places) -> list[Unlike]:
         return []
     found = [json.loads(each) for each in team.gather(text, "values that differ").values()]
     differ = {key for key in numbers if len({each.get(key) for each in found}) > 1}
-    sent = {key: packed for key in differ if (packed := _sent(*mine[key])) is not None}
+    sent = dict(_sent({key: mine[key] for key in numbers if key in differ}))
     texts = team.gather(json.dumps(sent).encode(), "what differs in them")
     others = [rank for rank in texts if rank > team.world.rank] or [*texts]
     unpacker, unlike = Unpacker(known, torch.device("cpu")), list[Unlike]()
@@ -92,8 +93,10 @@ def values_unlike(team: Team, places: Places) -> list[Unlike]:
         if key in mine and packed != sent.get(key):
             holder, slot, here, _ = mine[key]
             with suppress(Exception):  # it may name an object that only the other worker has
-                there = _received(here, packed) if slot is None else unpacker.unpack(packed)
-                unlike.append(Unlike(holder, slot, here, there))
+                if slot is None:
+                    unlike.append(Unlike(holder, None, _copied(here), _received(here, packed)))
+                else:
+                    unlike.append(Unlike(holder, slot, here, unpacker.unpack(packed)))
     return unlike
 
 
@@ -135,8 +138,7 @@ def _values(
         with suppress(Exception):
             if holder.kind is h.CONTENTS:
                 if holder.owner.nbytes <= _LARGE:
-                    copy = np.copy if isinstance(holder.owner, np.ndarray) else torch.clone
-                    yield holder.key, (holder, None, copy(holder.owner), hashed(holder.owner))
+                    yield holder.key, (holder, None, holder.owner, hashed(holder.owner))
                 continue
             content = holder.read()
             for slot, value in h.numbered(content) if len(content[1]) <= _LONG else ():
@@ -155,17 +157,29 @@ def _packed(packer: Packer, value: Any, owners: set[int]) -> Any:
     return packer.pack(value, inside=True)
 
 
-def _sent(holder: Holder, slot: Any, value: Any, packed: Any) -> Any:
-    """Return a value as JSON; None if that is impossible."""
-    if slot is not None:
-        with suppress(TypeError):
-            json.dumps(packed)
-            return packed
-        return None
-    there = on_host(value).contiguous() if isinstance(value, torch.Tensor) else value
-    return base64.b64encode(
-        bytes_of(there) if isinstance(there, torch.Tensor) else there.tobytes()
-    ).decode()
+def _sent(values: Mapping[str, tuple[Holder, Any, Any, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the values that fit into a message, as JSON, the nearest first."""
+    room = _SENT_AT_MOST
+    for key, (_, slot, value, packed) in values.items():
+        if slot is None and value.nbytes <= room:
+            room -= value.nbytes
+            yield key, base64.b64encode(_bytes_of(value)).decode()
+        elif slot is not None:
+            with suppress(TypeError):
+                room -= len(json.dumps(packed))
+                yield key, packed
+        if room < 0:
+            return
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    return bytes(bytes_of(on_host(value.detach()).contiguous()))
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
 
 
 def _received(here: Any, text: str) -> Any:
