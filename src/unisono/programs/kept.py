@@ -252,6 +252,7 @@ class KeptProgram:
             values = {k: v for k, v in values.items() if not _is_of_optimizer(k)}
         if team.size == 1:
             return changed
+        values = _named(values)
         number = number_of(values)
         votes = None
         while votes is None:
@@ -312,11 +313,16 @@ class KeptProgram:
             self._add_those_that_hold(remade, changed)
         packer = Packer(self._known)
         packed: dict[str, Any] = {}
-        # In the same order on every worker, as the packer counts objects.
-        for key, (place, slots, now) in sorted(changed.items()):
+        # In the same order on every worker: what is packed again refers to its first place.
+        for key in sorted(changed, key=self._order):
+            place, slots, now = changed[key]
             if not is_value(place.holder.owner):
                 packed[key] = self._packed(packer, place, sorted(slots, key=str), now)
         return {key: parts for key, parts in packed.items() if parts}
+
+    def _order(self, key: str) -> tuple[bool, str]:
+        """Return where a place comes in packing and unpacking: what passes read is first."""
+        return not self._places[key].is_read_in_passes, key
 
     def _kept_slots(self, place: _Place, slots: list[Any], now: Content) -> list[Any]:
         """Return the slots without those local to a worker, and without what passes store.
@@ -462,13 +468,14 @@ class KeptProgram:
                 self._stored.add((*self._places[key].holder.identity, slot))
         unpacker = Unpacker(self._known, device)
         wanted = {}
-        for key, place in self._places.items():
+        for key in sorted(self._places, key=self._order):
+            place = self._places[key]
             is_put = not is_value(place.holder.owner) and place.holder.kind.opaque is None
             if is_put and only(key):
                 with suppress(ReferenceError):
                     wanted[key] = self._wanted(place, values.get(key), unpacker)
-        for key, (content, copy) in wanted.items():
-            holder = self._places[key].holder
+        for key in (key for key in self._places if key in wanted):
+            (content, copy), holder = wanted[key], self._places[key].holder
             if holder.kind is h.DRAWN:
                 if copy is not None:
                     set_state(holder.owner, copy)
@@ -588,6 +595,21 @@ def _parts(values: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
             yield from ((key, name, "gone") for name in packed["gone"])
         else:
             yield key, "", packed
+
+
+def _named(packed: Any, path: str = "", names: dict[int, str] | None = None) -> Any:
+    """Name packed objects by their first places: their numbers count what cannot be packed, too."""
+    names = {} if names is None else names
+    if isinstance(packed, list):
+        return [_named(one, f"{path}.{at}", names) for at, one in enumerate(packed)]
+    if not isinstance(packed, dict):
+        return packed
+    if packed.get("@") == "again":
+        return {"@": "again", "n": names.get(packed["n"], "")}
+    if "@" in packed and "n" in packed:
+        names[packed["n"]] = path
+        packed = {**packed, "n": ""}
+    return {key: _named(part, f"{path}.{key}", names) for key, part in packed.items()}
 
 
 def _undrawn(packed: Any) -> Any:

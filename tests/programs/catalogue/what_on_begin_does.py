@@ -103,3 +103,22 @@ class Anchored(Callback):
 
 t = trainer(net(), callbacks=[Anchored()])
 fit(t)
+
+
+# %% rate_and_weights_changed_and_a_worker_lost_at_once: SAME kill=1
+class Changes(Callback):
+    def on_begin(self, fit):
+        self.by = 0.9
+        for group in fit.optimizer.param_groups:
+            group["lr"] *= 0.3
+        with torch.no_grad():
+            for parameter in fit.model.parameters():
+                parameter.mul_(0.5)
+
+    def on_step_end(self, fit, step):
+        self.by *= 0.97
+
+
+changes = Changes()
+t = trainer(net(), lambda m, b: loss(m, b) * getattr(changes, "by", 1.0), callbacks=[changes])
+fit(t)
