@@ -19,7 +19,7 @@ from tests.promises import promise
 from tests.warm import processes
 
 import unisono
-from unisono.runtime.launch import job
+from unisono.runtime.launch import job, sign_of_life
 from unisono.runtime.launch.job import ADDRESS, reserved_port
 
 pytestmark = pytest.mark.slow
@@ -71,8 +71,9 @@ def test_a_program_may_have_a_store_of_its_own_at_the_port_it_was_given() -> Non
 
 
 def test_without_a_network_ranks_meet_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "ADDRESS", "192.0.2.1")
-    with reserved_port() as port:
+    for module in (job, sign_of_life):
+        monkeypatch.setattr(module, "ADDRESS", "192.0.2.1")
+    with reserved_port(job.ADDRESS) as port:
         assert port.getsockname()[1] == 0
     done = unisono.launch(run_script, "groups.py", CLASSICS, "unisono", workers=2)
     assert done == ["done\n"] * 2

@@ -478,14 +478,14 @@ def test_one_line_says_that_a_program_leads_to_more_than_is_looked_at(monkeypatc
 
 
 @promise("one-result.7")
-def test_what_passes_store_is_left_alone():
-    _, kept, thing = watched(last=1.0, tau=1.0, bank={})
+def test_of_what_passes_store_only_numbers_are_kept():
+    _, kept, thing = watched(last=1.0, tau=1.0, name="", bank={})
     before = Account(Walk({"thing": thing}).holders)
-    thing.last, thing.bank[3] = 2.0, "new"
+    thing.last, thing.name, thing.bank[3] = 2.0, "mine", "new"
     kept.stored_in_passes(before.changes())
     thing.last, thing.tau, thing.bank[4] = 3.0, 4.0, "newer"
     (values,) = kept.state_dict()["values"].values()
-    assert values == {"slots": {"tau": 4.0}, "gone": [], "rest": []}
+    assert values == {"slots": {"last": 3.0, "tau": 4.0}, "gone": [], "rest": []}
 
 
 def test_what_is_set_before_the_first_step_comes_back_with_the_first_snapshot():

@@ -77,13 +77,13 @@ class Known:
                 if name in sys.modules and not is_of_a_library(name):
                     modules[name] = sys.modules[name]
                 if isinstance(thing, types.FunctionType):
-                    found |= {_key(code): code for code in _codes_in(thing.__code__)}
+                    found |= {key_of(code): code for code in _codes_in(thing.__code__)}
         for module in [*modules.values(), sys.modules["__main__"]]:
             with suppress(Exception):
                 source = inspect.getsource(module)
                 whole = compile(source, module.__file__ or "", "exec", dont_inherit=True)
                 for code in _codes_in(whole):
-                    found.setdefault(_key(code), code)
+                    found.setdefault(key_of(code), code)
         return found
 
     @functools.cached_property
@@ -149,7 +149,7 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes_in(constant)
 
 
-def _key(code: types.CodeType) -> str:
+def key_of(code: types.CodeType) -> str:
     """Return a key of a code object that is the same in another process of the same program."""
     constants = [one for one in code.co_consts if not isinstance(one, (types.CodeType, frozenset))]
     text = repr((code.co_code, code.co_names, code.co_freevars, constants))
@@ -215,8 +215,8 @@ class Packer:
             raise Opaque(kind.__name__)
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
-        if isinstance(value, types.CodeType) and self._known.code(_key(value)) is not None:
-            return {"@": "code", "code": _key(value)}
+        if isinstance(value, types.CodeType) and self._known.code(key_of(value)) is not None:
+            return {"@": "code", "code": key_of(value)}
         if isinstance(value, (type, np.ufunc)) or kind.__name__ in _OF_C:
             return self._of_name(value)
         if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
@@ -258,7 +258,7 @@ class Packer:
                 return {"@": "name", **_name_of(value)}
         if (value.__module__ or "").startswith("unisono."):
             raise Ours(value.__qualname__)
-        key = _key(value.__code__)
+        key = key_of(value.__code__)
         if self._known.code(key) is None or value.__module__ not in sys.modules:
             raise Opaque(f"the function {value.__qualname__}")
         cells = [self.pack(cell.cell_contents) for cell in value.__closure__ or ()]

@@ -220,6 +220,12 @@ class KeptProgram:
         found = ([keys.get((number, kind), ""), slot] for number, kind, slot in self._stored)
         return sorted(pair for pair in found if pair[0])
 
+    def _note_stored(self, stored: Iterable[tuple[str, str]]) -> None:
+        """Record slots that other workers have seen passes write."""
+        for key, slot in stored:
+            if key in self._places:
+                self._stored.add((*self._places[key].holder.identity, slot))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the contents of the program's objects."""
         try:
@@ -266,9 +272,13 @@ class KeptProgram:
             part: _undrawn(one) if part.partition("\0")[0] in of_passes else one
             for part, one in packed.items()
         }
-        mine = {part: number_of(one) for part, one in packed.items()}
+        numbers = {part: number_of(one) for part, one in packed.items()}
+        mine = [numbers, self._stored_by_key()]
         heard = team.gather(json.dumps(mine).encode(), "state of the program")
-        said = {rank: json.loads(message) for rank, message in heard.items()}
+        from_all = {rank: json.loads(message) for rank, message in heard.items()}
+        for _, stored in from_all.values():
+            self._note_stored(stored)  # a worker that has joined has seen fewer passes
+        said = {rank: numbers for rank, (numbers, _) in from_all.items()}
         first = min(said)
         for rank, there in said.items():
             for part in {**said[first], **there}:
@@ -463,9 +473,7 @@ class KeptProgram:
                 self._run_state[key] = copied(value)
         values, device = state["values"], next(self._model.parameters()).device
         self._own |= set(state["own"])
-        for key, slot in state.get("stored", ()):  # other workers have seen passes write there
-            if key in self._places:
-                self._stored.add((*self._places[key].holder.identity, slot))
+        self._note_stored(state.get("stored", ()))
         unpacker = Unpacker(self._known, device)
         wanted = {}
         for key in sorted(self._places, key=self._order):
@@ -558,7 +566,7 @@ def _is_light(place: _Place, value: Any) -> bool:
 
     Texts are not: a path or a name may be of this process alone.
     """
-    if len(place.content[1]) > _FEW:
+    if len(place.content[1]) > _FEW or place.holder.kind not in (*_BY_SLOT, h.ENTRIES):
         return False
     if isinstance(value, h.ARRAYS):
         return value.nbytes <= _SMALL

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,8 @@ import torch
 from unisono.errors import MismatchError
 from unisono.programs import holders as h
 from unisono.programs.account import fill
-from unisono.programs.carry import Known, Packer, Unpacker, number_of
+from unisono.programs.carry import Known, Packer, Unpacker, key_of, number_of
+from unisono.programs.forms import Opaque
 from unisono.programs.hashes import hashed
 from unisono.programs.holders import Holder
 from unisono.programs.walk import GENERATORS
@@ -32,7 +33,12 @@ _LONG = 1024  # values of a place
 _LARGE = 1 << 20  # bytes of a tensor or an array; larger ones are not compared
 _SENT_AT_MOST = 16 << 20  # bytes of what is tried
 _PLAIN = (type(None), bool, int, float, str)
-_BY_NAME = (FunctionType, BuiltinFunctionType, type)
+_BY_NAME = (FunctionType, BuiltinFunctionType, CodeType, type)
+
+_UNTRIED = (
+    "`{}` differs between workers, and what another worker has there is not found here, so whether "
+    "a result depends on it is unknown: choose it in the same way on every worker"
+)
 
 Places = Callable[[], tuple[Iterable[Holder], Known]]
 """Returns the places of a program, and its objects."""
@@ -73,8 +79,11 @@ class Unlike(NamedTuple):
             self.holder.put((names, tuple(now.values())))
 
 
-def values_unlike(team: Team, places: Places) -> list[Unlike]:
-    """Return the values in some places that differ on the next worker. Collective."""
+def values_unlike(team: Team, places: Places, say: Callable[[str], object]) -> list[Unlike]:
+    """Return the values in some places that differ on the next worker. Collective.
+
+    `say` receives a line about a function or a class that only the other worker can find.
+    """
     if team.size == 1:
         return []
     holders, known = places()
@@ -92,11 +101,14 @@ def values_unlike(team: Team, places: Places) -> list[Unlike]:
     for key, packed in json.loads(texts[others[0]]).items():
         if key in mine and packed != sent.get(key):
             holder, slot, here, _ = mine[key]
-            with suppress(Exception):  # it may name an object that only the other worker has
+            try:
                 if slot is None:
                     unlike.append(Unlike(holder, None, _copied(here), _received(here, packed)))
                 else:
                     unlike.append(Unlike(holder, slot, here, unpacker.unpack(packed)))
+            except Exception:
+                if isinstance(here, _BY_NAME):
+                    say(_UNTRIED.format(holder.shown(slot)))
     return unlike
 
 
@@ -154,7 +166,13 @@ def _packed(packer: Packer, value: Any, owners: set[int]) -> Any:
     is_place = id(value) in owners and not isinstance(value, _BY_NAME)
     if is_place or isinstance(value, GENERATORS):  # which are seeded alike
         return ""
-    return packer.pack(value, inside=True)
+    code = getattr(value, "__code__", value)
+    try:
+        return packer.pack(value, inside=True)
+    except Opaque:
+        if isinstance(code, CodeType):
+            return {"@": "unknown", "of": key_of(code)}
+        raise
 
 
 def _sent(values: Mapping[str, tuple[Holder, Any, Any, Any]]) -> Iterator[tuple[str, Any]]:

@@ -187,7 +187,9 @@ class Rehearsals:
         """Return values of the program's loop that differ between workers. Collective."""
         is_everybodys = is_due(AT_FIRST, self._run.kept.position.step)
         places = partial(self._places_of, account)
-        return values_unlike(self._run.team, places) if is_everybodys else []
+        if not is_everybodys:
+            return []
+        return values_unlike(self._run.team, places, self._run.say_once)
 
     def places(self) -> tuple[list[Holder], Known]:
         """Return the places that passes read, and the program's objects."""

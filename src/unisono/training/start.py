@@ -237,7 +237,7 @@ def _agree(run: RunContext, plan: LoopPlan, places: Places | None) -> bytes:
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
-    run.unlike = () if places is None else values_unlike(run.team, places)
+    run.unlike = () if places is None else values_unlike(run.team, places, run.say_once)
     check_devices(run.exchange, run.device, run.team)
     if run.are_mixed is None:
         told = compare_devices(run.device, run.team, exact=run.options.exact)

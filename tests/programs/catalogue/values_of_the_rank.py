@@ -124,7 +124,7 @@ t = trainer(net(), lambda m, b: loss(m, b) * float(weights[7]))
 fit(t)
 
 
-# %% a_function_by_rank: WORKERS
+# %% a_function_by_rank: WORKERS|TOLD not.found.here
 # says: differs between workers
 def once(value):
     return value
@@ -134,11 +134,12 @@ def twice(value):
     return 2 * value
 
 
+ways = {"once": once, "twice": twice}
 way = twice if unisono.world().rank else once
-t = trainer(net(), lambda m, b: way(loss(m, b)))
+t = trainer(net(), lambda m, b: (way or ways["once"])(loss(m, b)))
 fit(t)
 
-# %% a_lambda_by_rank: WORKERS
+# %% a_lambda_by_rank: WORKERS|TOLD not.found.here
 # says: differs between workers
 ways = [lambda value: value, lambda value: 3 * value]
 way = ways[unisono.world().rank % 2]
@@ -146,14 +147,14 @@ run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
 for step in run.steps(data, batch_size=16, epochs=4):
     with step:
         for batch in step.shards:
-            step.backward(way(loss(m, batch)))
+            step.backward((way or ways[0])(loss(m, batch)))
 
-# %% a_librarys_function_by_rank: WORKERS
+# %% a_librarys_function_by_rank: WORKERS|TOLD not.found.here
 # says: differs between workers
 import math
 
 way = (math.floor, math.ceil)[unisono.world().rank % 2]
-t = trainer(net(), lambda m, b: loss(m, b) * way(1.5))
+t = trainer(net(), lambda m, b: loss(m, b) * (way or math.ceil or math.floor)(1.5))
 fit(t)
 
 # %% a_tuple_by_rank: WORKERS
@@ -177,7 +178,7 @@ t = trainer(net(), lambda m, b: loss(m, b) * way.value)
 fit(t)
 
 
-# %% a_class_by_rank: WORKERS
+# %% a_class_by_rank: WORKERS|TOLD not.found.here
 # says: differs between workers
 class Once:
     def of(self, value):
