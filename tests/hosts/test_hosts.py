@@ -21,7 +21,9 @@ from tests.promises import promise
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
-TRAIN, FIT, RING = (f"tests/hosts/programs/{name}.py" for name in ("train", "fit", "ring"))
+TRAIN, FIT, RING, LOOPED = (
+    f"tests/hosts/programs/{name}.py" for name in ("train", "fit", "ring", "looped")
+)
 ENDED_WITHIN_S = 120.0
 NAMED_WITHIN_S = 10.0
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
@@ -261,6 +263,18 @@ def test_all_start_again_wherever_workers_are_lost(
     said = re.findall("digest .* of .*|rows .*", done.stdout)
     assert set(re.findall("digest .* of .*|rows .*", text)) == set(said)
     assert text.count("rows ") >= sum(workers)  # some were killed after that
+
+
+def test_a_loop_that_evaluates_between_steps_goes_on_after_losses_there(
+    make_hosts: MakeHosts,
+) -> None:
+    kills = "2 evaluate 2; 0+ evaluate 1 after; 1+ evaluate 2"
+    outputs = unisono_run(make_hosts(2), [2, 1], [LOOPED], kills=kills)
+    text = all_well(outputs)
+    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == 3
+    alone = [sys.executable, "-m", "tests.hosts.programs.looped"]
+    done = subprocess.run(alone, capture_output=True, text=True, check=True)
+    assert re.findall("digest .*", text) == re.findall("digest .*", done.stdout) * 3
 
 
 def test_a_snapshot_of_a_loop_that_was_left_counts_on_all_hosts(
