@@ -104,14 +104,20 @@ class Known:
             found = vars(found).get(part) if found is not None else None
         if isinstance(found, (staticmethod, classmethod)):
             found = found.__func__
-        first = name.split(".")[0]
-        is_allowed = not is_of_a_library(module) or first in self.names
-        is_allowed = is_allowed or first in self._names_in_modules
-        is_allowed |= module == "builtins" and name in _CLASSES
-        is_allowed |= id(found) in self._kinds
-        if found is None or not (is_allowed or _is_of_torch(found)):
+        if found is None or not self._is_allowed(module, name, found):
             raise Opaque(f"{module}.{name}")
         return found
+
+    def _is_allowed(self, module: str, name: str, found: Any) -> bool:
+        first = name.split(".")[0]
+        return (
+            not is_of_a_library(module)
+            or first in self.names
+            or (module == "builtins" and name in _CLASSES)
+            or id(found) in self._kinds
+            or _is_of_torch(found)
+            or first in self._names_in_modules  # the last, as it compiles the program's modules
+        )
 
     def tensor(self, name: str) -> Any:
         """Return one of the model's tensors, by its name when this object was created."""

@@ -10,7 +10,8 @@
 There is no list of special cases: everything that the callbacks, optimizers, schedules, losses,
 models, datasets and loops lead to (``walk.py``) is compared with its first state, and what differs
 is carried (``carry.py``). A change that cannot be carried raises an error when it is first seen.
-Values that passes store stay local to each worker: by rehearsal, nothing depends on them.
+By rehearsal, nothing depends on the values that passes store, and they stay local to each worker,
+but for numbers and small tensors that are the same on all: the program may change these as well.
 """
 
 from __future__ import annotations
@@ -609,7 +610,10 @@ def _named(packed: Any, path: str = "", names: dict[int, str] | None = None) -> 
     """Name packed objects by their first places: their numbers count what cannot be packed, too."""
     names = {} if names is None else names
     if isinstance(packed, list):
-        return [_named(one, f"{path}.{at}", names) for at, one in enumerate(packed)]
+        return [
+            _named(one, f"{path}.{at}", names) if isinstance(one, (dict, list)) else one
+            for at, one in enumerate(packed)
+        ]
     if not isinstance(packed, dict):
         return packed
     if packed.get("@") == "again":

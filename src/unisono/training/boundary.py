@@ -94,7 +94,7 @@ class Boundary:
             # Before the first step every worker has the leader's state.
             self._exchange.trust_leader()
         own = self.run.observer.own_callbacks.values()
-        if any(type(one).on_begin is not Callback.on_begin for one in own):
+        if any(getattr(one.on_begin, "__func__", None) is not Callback.on_begin for one in own):
             self._planned = (
                 BoundaryTasks.SNAPSHOT
             )  # `on_begin` is not called again after going back

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -164,10 +166,13 @@ def _report_hashes(run: RunContext) -> None:
 
 def _where_number_is_read() -> str:
     """Return where the program reads, or names, the number of workers; "" if it does not."""
-    if at := read_in_program.get("at"):
-        return at
+    return read_in_program.get("at") or _where_number_is_named(sys.modules["__main__"])
+
+
+@functools.cache
+def _where_number_is_named(main: ModuleType) -> str:
     with suppress(OSError, SyntaxError, TypeError):
-        for node in ast.walk(ast.parse(inspect.getsource(sys.modules["__main__"]))):
+        for node in ast.walk(ast.parse(inspect.getsource(main))):
             named = getattr(node, "attr", getattr(node, "id", getattr(node, "value", None)))
             if named in ("WORLD_SIZE", "get_world_size"):
                 return f"{_file_of_program()}:{getattr(node, 'lineno', '')}"
