@@ -65,6 +65,7 @@ def test_the_moments_of_a_run(tmp_path):
     trainer.fit(data(), batch_size=6, epochs=2, validate=data(5), validate_every=3)
     assert seen.seen == [
         "begin 0",
+        "snapshot 0",  # of what it may have changed
         "step_begin 0", "step_end 1 0",
         "step_begin 1", "step_end 2 1", "epoch_end 2",
         "step_begin 2", "step_end 3 2", "validation 3",
