@@ -117,6 +117,8 @@ def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status
     [
         ((exited(1, -9), exited(0, -15)), TRY_AGAIN),
         ((PEER_LOST_1, exited(1, 1), exited(0, 0)), TRY_AGAIN),
+        ((DISCONNECT_1, exited(1, 1), exited(0, -15)), TRY_AGAIN),
+        ((DISCONNECT_1, ERROR_0, exited(1, 1), exited(0, 1)), 1),
         ((server_lost(-9),), TRY_AGAIN),
         ((ERROR_0, exited(0, 1), exited(1, -15)), 1),
         ((exited(1, 5), exited(0, -15)), 5),

@@ -37,7 +37,8 @@ def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
     cause = state.cause
     if cause is None:
         return 0
-    is_loss = cause.rank is None or cause.exit_code < 0 or cause.said.waited_for is not None
+    is_loss = cause.rank is None or cause.exit_code < 0
+    is_loss |= cause.said.waited_for is not None or cause.said.is_disconnect
     if is_one_of_several and is_loss:
         return TRY_AGAIN
     if cause.rank is None:

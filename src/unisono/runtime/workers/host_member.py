@@ -120,7 +120,8 @@ class HostMember(LauncherLink):
         Raises PeerLostError if the launcher of a lost worker is gone too.
         """
         if not between_steps:
-            self._await_launchers()
+            with self._store_request():
+                self._await_launchers()
         return super().stopped(arrivals, between_steps=between_steps)
 
     def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
