@@ -62,6 +62,7 @@ class SecondReading:
         self._due_at_s = -math.inf
         self._num_batches = 0
         self._begun: Account | None = None
+        self._last: Account | None = None
         self._written: set[tuple[int, str]] = set()
         self._earlier: Callable[[], Seen] | None = None
         self.is_last = False  # the next batch is the loop's last
@@ -148,7 +149,8 @@ class SecondReading:
         if os.getpid() != self._pid:
             # In a loader process, restoring would overwrite what the worker has set since.
             apart = apart | over_shared_memory(own.holders)
-        return Account(own.holders, apart=apart)
+        self._last = Account(own.holders, apart=apart, like=self._last)
+        return self._last
 
     def _reading(
         self,

@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from unisono.programs import holders as h
 from unisono.programs.holders import Content, Holder
+from unisono.programs.unchanged import Unchanged
 
 _COPIED = 1 << 20
 """Tensors and arrays of up to this many bytes are copied, so that they can be restored."""
@@ -50,17 +52,36 @@ class Account:
         holders: the places.
         copies: whether to copy tensors and arrays, so that they can be restored.
         apart: identities of values to ignore, such as a model's buffers.
+        like: an earlier account; if it has the same places, only some are read again.
     """
 
     def __init__(
-        self, holders: Sequence[Holder], *, copies: bool = True, apart: Collection[int] = ()
+        self,
+        holders: Sequence[Holder],
+        *,
+        copies: bool = True,
+        apart: Collection[int] = (),
+        like: Account | None = None,
     ) -> None:
         self._then: dict[str, tuple[Holder, Content]] = {}
         self._copies: dict[str, Any] = {}
-        self._apart = apart
+        self._apart, self._walked = apart, holders
         room = _COPIED_IN_ALL if copies else 0
+        if like is None or like._walked is not holders or like._apart != apart:
+            self._read(holders, room)
+            return
+        rest = like._rest()
+        self._then.update(like._then)
+        self._read([like._then[key][0] for key in rest], room)
+        self._unchanged = like._unchanged.renewed(self._then, rest)
+
+    @cached_property
+    def _unchanged(self) -> Unchanged:
+        return Unchanged(self._then)
+
+    def _read(self, holders: Iterable[Holder], room: int) -> None:
         for holder in holders:
-            if id(holder.owner) in apart or holder.kind in (h.DRAWN, h.POSITION):
+            if id(holder.owner) in self._apart or holder.kind in (h.DRAWN, h.POSITION):
                 continue
             with suppress(Exception):  # such as a tensor without storage
                 self._then[holder.key] = holder, holder.read()
@@ -86,8 +107,14 @@ class Account:
         """Return the places whose contents have changed."""
         return list(self._changes())
 
+    def _rest(self) -> list[str]:
+        """Return the keys of all places but those that have certainly not changed."""
+        rest = {*self._unchanged.rest()}
+        return [key for key in self._then if key in rest]  # nearer places first
+
     def _changes(self) -> Iterator[ChangedPlace]:
-        for holder, then in self._then.values():
+        for key in self._rest():
+            holder, then = self._then[key]
             with suppress(Exception):
                 now = holder.read()
                 if not h.same(then, now) and (slots := self._counted(then, now)):
@@ -107,7 +134,8 @@ class Account:
 
     def put_back(self, only: Callable[[Holder], bool] = lambda holder: True) -> None:
         """Restore the contents of the places, where possible."""
-        for key, (holder, then) in self._then.items():
+        for key in self._rest():
+            holder, then = self._then[key]
             if not only(holder):
                 continue
             with suppress(Exception):

@@ -147,7 +147,14 @@ def _is_same(one: Any, other: Any) -> bool:
         return repr(one) == repr(other)  # -0.0 differs from 0.0, and NaN equals NaN
     if kind is tuple:
         return len(one) == len(other) and all(map(_is_same, one, other))
+    if kind is frozenset:
+        return {*map(_element, one)} == {*map(_element, other)}
     return (kind in PLAIN or kind in (range, slice)) and bool(one == other)
+
+
+def _element(value: Any) -> tuple[type, Any]:
+    """Return what identifies an element of a set, without running its own `__eq__`."""
+    return type(value), repr(value) if type(value) in PLAIN else id(value)
 
 
 # Objects, closures and namespaces

@@ -36,6 +36,7 @@ from unisono.programs.carry import Known, Ours, Packer, Unpacker, number_of
 from unisono.programs.forms import Opaque, is_value
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
+from unisono.programs.unchanged import Unchanged
 from unisono.programs.walk import Walk, is_of_a_library, is_of_process
 from unisono.runtime.workers.team import Team
 
@@ -98,6 +99,7 @@ class KeptProgram:
         self._model, self._more = model, more
         self._run_state, self._run_state_then = run_state, dict[str, Any]()
         self._places: dict[str, _Place] = {}
+        self._unchanged = Unchanged({})
         self._known = Known({}, set(), self._tensors)
         self._loop = 0
         self._after: dict[str, Any] | None = None  # `on_begin` of the current loop
@@ -166,6 +168,9 @@ class KeptProgram:
             else:
                 place = _Place(holder, then, _copy(account, holder), at < num_read)
             self._places[holder.key] = place
+        self._unchanged = Unchanged(
+            {key: (place.holder, place.content) for key, place in self._places.items()}
+        )
         self._known = Known(walk.things, walk.names, self._tensors)
 
     @property
@@ -309,7 +314,8 @@ class KeptProgram:
         """Return what differs from the first state, packed."""
         changed: dict[str, tuple[_Place, list[Any], Content]] = {}
         remade: set[int] = set()
-        for key, place in self._places.items():
+        for key in self._unchanged.rest():
+            place = self._places[key]
             with suppress(ReferenceError):
                 now = place.holder.read()
                 if h.same(place.content, now):

@@ -104,6 +104,7 @@ class Rehearsals:
         self._functions = {n: programs_own(of) for n, of in functions.items() if of is not None}
         self._before: Account | None = None  # the passes of this step
         self._walk: Walk | None = None  # the newest one
+        self._last: Account | None = None  # of it
         self._known: dict[bool, tuple[Walk, Account]] = {}  # the walks before
         self.stored: list[Account] = []  # what passes stored, after each shard
 
@@ -111,6 +112,7 @@ class Rehearsals:
         """Release what is kept for the loop."""
         self._earlier.clear()
         self._known.clear()
+        self._last = None
         self._begun.clear()
         self.stored.clear()
 
@@ -464,7 +466,9 @@ class Rehearsals:
             exchange = engine.exchange
             state += [*exchange.parameters, *exchange.fixed]
             state += [each.there for each in exchange.references.all]
-        return Account(walk.holders, apart=over_memory_of(state, walk.holders))
+        apart = over_memory_of(state, walk.holders)
+        self._last = Account(walk.holders, apart=apart, like=self._last)
+        return self._last
 
     def _refusal(self, finding: Dependence) -> RuntimeError:
         if finding.is_of_rank:

@@ -184,3 +184,35 @@ class Cached(Rows):
 
 t = trainer(net())
 fit(t, Cached())
+
+# %% a_set_of_locks_that_never_changes: SAME
+import threading
+
+
+class Guarded(Callback):
+    def __init__(self):
+        self.locks = {threading.Lock(), threading.Lock()}
+
+    def on_step_end(self, fit, step):
+        for lock in self.locks:
+            with lock:
+                pass
+
+
+t = trainer(net(), callbacks=Guarded())
+fit(t)
+
+
+# %% a_set_that_a_callback_fills: SAME
+class Seen(Callback):
+    def __init__(self):
+        self.seen = set()
+
+    def on_step_end(self, fit, step):
+        self.seen.add(round(step.loss, 1))
+        for group in fit.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + len(self.seen))
+
+
+t = trainer(net(), callbacks=Seen())
+fit(t)
