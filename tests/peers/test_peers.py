@@ -79,7 +79,7 @@ def test_they_count_what_the_docs_say() -> None:
     )
     assert f"({ones.split()[-1]} on four processes)" in padding
     assert accelerate == "Accelerate: gather 128, gather_for_metrics 101"
-    assert "`gather` leads to 128" in validation
+    assert "`gather` returns 128" in validation
     assert lightning == "Lightning: 104"
     assert "counts 104 samples" in validation
 
