@@ -150,20 +150,42 @@ def test_all_begin_again_with_a_host_that_lost_its_launcher(agents: Agents) -> N
     assert (zero.returncode, one.returncode) == (0, 0)
 
 
-@pytest.mark.parametrize("ended", [None, 0])
-def test_a_host_that_has_finished_is_not_missed(ended: int | None) -> None:
+@pytest.mark.parametrize(
+    ("ended", "are_connected", "missed"),
+    [(None, False, {7}), (None, True, set()), (0, False, set())],
+)
+def test_a_host_is_missed_by_agents_until_workers_are_connected(
+    ended: int | None, are_connected: bool, missed: set[int]
+) -> None:
     opened = []
     rendezvous: Any = SimpleNamespace(
         ended=lambda: ended,
         is_over=lambda start: False,
         lacks_one=lambda: True,
+        are_connected=lambda start: are_connected,
         begin_again=opened.append,
     )
     hosts = SeveralHosts(NumHosts(2, 2), 0, "host:1")
     agent = HostAgent([], 1, 3, hosts, ("host", 1), None, lambda: None)
     agent._launcher = subprocess.Popen(["sleep", "0.1"])
     assert agent._watch(rendezvous, HostsStart(7, 0, (), "")) is False
-    assert set(opened) == ({7} if ended is None else set())
+    assert set(opened) == missed
+
+
+@pytest.mark.parametrize(("status", "ends"), [(1, True), (128 + signal.SIGTERM, False)])
+def test_an_exception_ends_the_run_though_another_host_begins_again(
+    status: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host has written the last checkpoint for so long that others took it for lost."""
+    opened = []
+    rendezvous: Any = SimpleNamespace(begin_again=opened.append, beat=lambda: None)
+    hosts = SeveralHosts(NumHosts(2, 2), 0, "host:1")
+    agent = HostAgent([], 1, 3, hosts, ("host", 1), None, lambda: None)
+    launcher = subprocess.Popen(["sh", "-c", f"exit {status}"])
+    monkeypatch.setattr(agent, "_started", lambda start: launcher)
+    monkeypatch.setattr(agent, "_watch", lambda rendezvous, start: True)
+    assert agent._run_once(rendezvous, HostsStart(7, 0, (), "")) == (status if ends else None)
+    assert opened == ([] if ends else [7])
 
 
 def test_a_program_that_is_no_store_is_not_waited_for_forever(agents: Agents) -> None:

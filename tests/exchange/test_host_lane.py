@@ -4,6 +4,7 @@ import random
 import socket
 import threading
 from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.exchange.fake_hosts import HostsJob
 from unisono.engine.exchange import host_lane
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, connect_lane
+from unisono.engine.exchange.lanes import Lanes
 from unisono.engine.exchange.ready_buckets import ReadyBuckets
 from unisono.runtime.workers import host_links
 
@@ -68,6 +70,15 @@ def test_whoever_waits_stops_when_another_thread_has_the_lane_left(lanes):
     threading.Timer(0.01, lanes[1].leave).start()
     with pytest.raises(BrokenError, match="has left"):
         lanes[1].wait(lanes[1].swap(7, {}))
+
+
+def test_a_send_to_a_worker_that_is_gone_ends_as_any_other_loss(lanes):
+    """It is killed once it has sent its last sums, with some of ours unread."""
+    lanes[0].close()
+    failures = []
+    between = SimpleNamespace(lane=lanes[1], _num_turns=0, _check=failures.append)
+    Lanes._swap(between, {0: views(4)}, {})
+    assert "Broken pipe" in failures[0]
 
 
 def test_strangers_are_turned_away(control_of, monkeypatch):

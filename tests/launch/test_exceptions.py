@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from unisono.errors import PeerLostError
 from unisono.runtime.launch import exceptions
@@ -43,6 +44,9 @@ def test_a_lost_peer_is_found_in_the_chain() -> None:
     ("error", "expected"),
     [
         (RuntimeError("[pair.cc:537] Connection closed by peer [127.0.0.1]:3"), True),
+        (DistNetworkError("Failed to recv. Connection was likely closed."), True),
+        (DistNetworkError("No route to host"), True),  # a host that is switched off
+        (RuntimeError("my database: Connection refused"), False),
         (RuntimeError("shapes differ"), False),
         (ConnectionResetError("Connection reset by peer"), False),  # a socket of the program's own
     ],
@@ -131,7 +135,7 @@ def test_a_group_is_summed_up_by_what_is_in_it() -> None:
 def test_a_lost_peer_is_found_in_a_group() -> None:
     group = ExceptionGroup("tasks", [KeyError(), ExceptionGroup("", [PeerLostError("", rank=2)])])
     assert lost_peer(group) == 2
-    assert is_disconnect(ExceptionGroup("tasks", [RuntimeError("Broken pipe")]))
+    assert is_disconnect(ExceptionGroup("tasks", [RuntimeError("[pair.cc:1] Broken pipe")]))
 
 
 def test_frames_of_unisono_are_folded_between_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,9 +236,9 @@ class Lanes(Between):
         assert lane is not None
         self._num_turns += 1
         number = self._num_turns << 32
-        lane.expect(number, into)
-        swap = lane.swap(number, sent)
         try:
+            lane.expect(number, into)
+            swap = lane.swap(number, sent)  # sends at once what the kernel takes
             while not lane.wait(swap, _LOOK_EVERY_S):
                 if self._team.has_lost:
                     raise BrokenError("a worker was lost")

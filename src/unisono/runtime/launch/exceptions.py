@@ -27,6 +27,9 @@ _DISCONNECTED = (
     "Connection refused",
     "Broken pipe",
     "Connection was likely closed",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
     "ncclRemoteError",
 )
 _READ_AT_MOST = 100_000
@@ -110,9 +113,14 @@ def lost_peer(error: BaseException) -> int | None:
 def is_disconnect(error: BaseException) -> bool:
     """Return whether torch reports only that some rank is gone, not which one or why."""
     return any(
-        isinstance(e, RuntimeError) and any(words in str(e) for words in _DISCONNECTED)
-        for e in _chain(error)
+        _is_of_torch(e) and any(words in str(e) for words in _DISCONNECTED) for e in _chain(error)
     )
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Return whether torch or gloo has raised an error, not the program for a server of its own."""
+    is_torchs = type(error).__module__.startswith("torch") or ".cc:" in str(error)
+    return isinstance(error, RuntimeError) and is_torchs
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -102,6 +102,7 @@ class _Supervision:
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         # With several hosts, one launcher cannot tell which worker waits for which.
         self._is_one_of_several = bool(job.hosts)
+        self._first_rank = job.first_rank if job.hosts else 0
         self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
         self._selector = selectors.DefaultSelector()
@@ -332,6 +333,9 @@ class _Supervision:
                 say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
             case messages.ProgramFailed():
+                if message.waited_for is not None:  # another host's are not among this job's ranks
+                    missed = message.waited_for - self._first_rank
+                    message = replace(message, waited_for=missed)
                 failure = policy.WorkerFailure(rank, message.exit_code, message)
                 self._take(policy.failed(self.state, failure, time.monotonic()))
             case messages.ShowProgress():

@@ -60,7 +60,10 @@ if TYPE_CHECKING:
 
 
 TOKEN_VARIABLE = "UNISONO_JOB"
+CONNECTED = "connected"
+"""In the store's part of a start: workers notice by themselves that a host is lost."""
 _WHERE = "where all continue, as a worker was lost"
+_WHERE_AT_FIRST = "where workers connect to those of other hosts"
 _ROUND = "round"
 _ENDS = {messages.ProgramDone: Departure.FINISHED, messages.ProgramFailed: Departure.FAILED}
 _LOOK_EVERY_S = 0.05
@@ -82,7 +85,10 @@ class HostMember(LauncherLink):
         self._launchers = Launchers(self._store, self._places)
         # Also where another worker was lost.
         self.is_replacement = self.can_replace and self.control.head.starts_again > 0
+        if self.is_replacement:
+            self._store.delete_key(CONNECTED)
         self._live: messages.Live | None = None  # once this worker has caught up on its host
+        self._has_given_up = False  # waiting for the launcher of a lost worker
         self._launchers.publish(self.address, int(os.environ[LAUNCHER_PORT_VARIABLE]))
 
     def _map(self, fd: int) -> ControlBlock:
@@ -108,6 +114,8 @@ class HostMember(LauncherLink):
 
     def notify(self, message: messages.Notification) -> None:
         """Send a message to the launcher, and publish to other hosts what they may need."""
+        if self._has_given_up and _is_of_loops_end(message):
+            return  # the loop has not ended, and others may start again before this process ends
         if isinstance(message, messages.ReplicatedResult):
             self._publish_outcome(message)
         elif (how := _ENDS.get(type(message))) is not None:
@@ -120,8 +128,12 @@ class HostMember(LauncherLink):
         Raises PeerLostError if the launcher of a lost worker is gone too.
         """
         if not between_steps:
-            with self._store_request():
-                self._await_launchers()
+            try:
+                with self._store_request():
+                    self._await_launchers()
+            except PeerLostError:
+                self._has_given_up = True
+                raise
         return super().stopped(arrivals, between_steps=between_steps)
 
     def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
@@ -136,7 +148,8 @@ class HostMember(LauncherLink):
         if met is None:
             loop = self._live.loop
             self._live = messages.Live(self._live.membership, None, is_alone=True)
-            payload = self._outcome(index, name)
+            with self._store_request():
+                payload = self._outcome(index, name)
             self.notify(messages.ReplicatedResult(index, name, payload))
             return messages.Passed(payload, loop)
         membership, newest = met
@@ -157,9 +170,11 @@ class HostMember(LauncherLink):
                 except _RoundClosedError:
                     continue
                 except RendezvousError as error:
-                    # A worker that was lost a moment ago cannot be reached.
+                    # A worker that was lost a moment ago cannot be reached; after a restart, all
+                    # have reached each other before.
                     failures += 1
-                    if failures == _ATTEMPTS or isinstance(error.__cause__, TimeoutError):
+                    is_late = isinstance(error.__cause__, TimeoutError)
+                    if not self.is_replacement and (is_late or failures == _ATTEMPTS):
                         raise
         return None
 
@@ -168,12 +183,14 @@ class HostMember(LauncherLink):
         try:
             rendezvous = self._rendezvous(number, index)
             mine = [index, snapshot]
-            heard = rendezvous.gathering(_WHERE, MEETING.in_s()).gather("workers", mine)
+            where = _WHERE if number else _WHERE_AT_FIRST
+            heard = rendezvous.gathering(where, MEETING.in_s()).gather("workers", mine)
             indices, snapshots = zip(*heard, strict=True)
             if len(set(indices)) > 1:  # those behind read the outcome first
                 raise _RoundClosedError
             self._hosts_control.connect(connect_hosts(rendezvous, self.address))
             rendezvous.gather("workers that have connected anew", None)
+            self._store.set(CONNECTED, "")
         except (_RoundClosedError, RendezvousError):
             self._close_round(number)
             raise
@@ -259,6 +276,8 @@ class HostMember(LauncherLink):
                 f"{self.world.rank} came to `{name}` where others came to `{said.decode()}`: call "
                 f"it on every worker, not under `if rank == 0`."
             )
+        if name == messages.LOOP and not payload:
+            raise _ended(self._others[0][1][0], "a worker has left this loop within a step")
         return payload
 
     def _publish_outcome(self, result: messages.ReplicatedResult) -> None:
@@ -284,7 +303,18 @@ class HostMember(LauncherLink):
         limit = timedelta(seconds=RENDEZVOUS.in_s())
         store = TCPStore(address, port, None, False, limit, wait_for_workers=False)
         notice_lost_store(port)
-        return prefixed(f"unisono/{os.environ[TOKEN_VARIABLE]}", store)
+        return prefixed(part_of_start(os.environ[TOKEN_VARIABLE]), store)
+
+
+def _is_of_loops_end(message: messages.Notification) -> bool:
+    if isinstance(message, messages.ReplicatedResult):
+        return message.name == messages.LOOP
+    return isinstance(message, messages.NoRecovery)
+
+
+def part_of_start(token: str) -> str:
+    """Return the prefix of what the workers of one start write to the store."""
+    return f"unisono/{token}"
 
 
 class _RoundClosedError(BaseException):

@@ -52,7 +52,7 @@ from unisono.tools.cli.hosts_rendezvous import (
 
 # Workers notice by themselves within these times that another host has ended the run, or begins
 # again; else their launcher is ended. Until they are connected, only agents notice a lost host.
-_NOTICE_END_S, _NOTICE_LOSS_S, _CONNECT_WITHIN_S = 3.0, 10.0, 60.0
+_NOTICE_END_S, _NOTICE_LOSS_S = 3.0, 10.0
 _EXPLAINED_WITHIN_S, _STAYS_AT_MOST_S, _ENDS_WITHIN_S = 2.0, 5.0, 30.0
 _BEGINNING_AGAIN = (
     f"All hosts begin again once they are there, with a `directory` from the newest checkpoint; a "
@@ -154,8 +154,10 @@ class HostAgent:
             store = serve(self.listening)
         else:
             self._connects_until_s = time.monotonic() + RENDEZVOUS.in_s()
-            store = reach(*self.place)  # waits for an answer without any limit
-            self._connects_until_s = math.inf
+            try:
+                store = reach(*self.place)  # waits for an answer without any limit
+            finally:
+                self._connects_until_s = math.inf
             notice_lost_store(self.place[1])
         rendezvous = HostsRendezvous(store, self.hosts, self._me)
         self._rendezvous, status = rendezvous, None
@@ -209,9 +211,10 @@ class HostAgent:
         if status == 0 or self._status:
             return status and self._status
         may_begin_again = status < 0 or status == TRY_AGAIN
-        if lost is not None and (may_begin_again or status == 128 + signal.SIGTERM):
+        was_cut_off = may_begin_again or status == 128 + signal.SIGTERM
+        if lost is not None and was_cut_off:
             raise lost
-        if not follows:
+        if not (follows and was_cut_off):  # an exception ends the run, though others begin again
             final = self._after_loss(rendezvous) if may_begin_again else status
             if final is not None:
                 return final
@@ -240,7 +243,7 @@ class HostAgent:
 
         Return whether it was ended so that all begin again.
         """
-        begun_s, over_s = time.monotonic(), math.inf
+        over_s = math.inf
         while self._is_running:
             now_s = time.monotonic()
             ended = rendezvous.ended()
@@ -258,7 +261,7 @@ class HostAgent:
                     say(_JOINED if is_new else _OTHERS_BEGIN_AGAIN)
                     self._end_launcher()
                     return True
-            elif ended is None and now_s < begun_s + _CONNECT_WITHIN_S and rendezvous.lacks_one():
+            elif ended is None and rendezvous.lacks_one() and not rendezvous.are_connected(start):
                 rendezvous.begin_again(start.round)
             self._await_launcher(LOOK_EVERY_S)
         return False

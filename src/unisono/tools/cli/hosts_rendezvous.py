@@ -28,6 +28,7 @@ from typing import Any, TypeVar, final
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from unisono.errors import RendezvousError
+from unisono.runtime.workers.host_member import CONNECTED, part_of_start
 from unisono.tools.cli.endings import SeveralHosts
 
 LOOK_EVERY_S = 0.25
@@ -76,6 +77,7 @@ class HostsRendezvous:
 
     def __init__(self, store: Store, hosts: SeveralHosts, me: Entry) -> None:
         self._store, self._nnodes = PrefixStore(f"hosts of {hosts.run}", store), hosts.nnodes
+        self._workers_store = store
         self._me = me
         self._entered, self._num_enough, self._beat = -1, 0, 0
         self._others: Sequence[Entry] = ()
@@ -121,6 +123,10 @@ class HostsRendezvous:
     def lacks_one(self) -> bool:
         """Return whether a host of this start is lost."""
         return any(map(self._is_lost, self._others))
+
+    def are_connected(self, start: HostsStart) -> bool:
+        """Return whether workers are connected, and notice by themselves that a host is lost."""
+        return self._workers_store.check([f"{part_of_start(start.token)}/{CONNECTED}"])
 
     def is_needed(self) -> bool:
         """Return whether another host of this start still needs the store."""
