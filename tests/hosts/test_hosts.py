@@ -434,6 +434,14 @@ def test_an_exception_on_one_host_ends_all_and_is_shown_once(make_hosts: MakeHos
     assert [output.process.returncode for output in outputs] == [1, 1]
 
 
+def test_a_worker_that_exits_early_ends_the_run(make_hosts: MakeHosts) -> None:
+    """It is rank 2 of all, and worker 1 of its host."""
+    outputs = unisono_run(make_hosts(2), [1, 2], [TRAIN, "cnn", *LONGER, "--exits", "2"])
+    assert "left with exit status 0 in the middle of its program" in outputs[1].end()
+    assert outputs[0].end().count("rank 0 step 1\n") == 1  # it has not begun again
+    assert [output.process.returncode for output in outputs] == [1, 1]
+
+
 def test_the_status_of_a_program_is_that_of_all_hosts(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:

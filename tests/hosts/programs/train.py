@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--split", type=int, default=1, help="over so many devices")
     parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
     parser.add_argument("--raises", type=int, help="a rank that fails in step 3")
+    parser.add_argument("--exits", type=int, help="a rank that exits there")
     given = parser.parse_args()
     os.environ["UNISONO_EXCHANGE"] = given.exchange
     killing.install()
@@ -88,6 +89,8 @@ def main() -> None:
                     step.backward(loss(batch))
             if unisono.world().rank == given.raises and run.position.step == 3:
                 raise RuntimeError("bad luck")
+            if unisono.world().rank == given.exits and run.position.step == 3:
+                os._exit(0)
             time.sleep(given.pause)
             print(f"rank {unisono.world().rank} step {run.position.step}\n", end="", flush=True)
         loop.close()
