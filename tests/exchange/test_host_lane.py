@@ -11,6 +11,7 @@ import torch
 from tests.exchange.fake_hosts import HostsJob
 
 from unisono.engine.exchange import host_lane
+from unisono.engine.exchange import lanes as lanes_of_hosts
 from unisono.engine.exchange.communicator import BrokenError
 from unisono.engine.exchange.host_lane import HostLane, LaneTurn, connect_lane
 from unisono.engine.exchange.lanes import Lanes
@@ -79,6 +80,28 @@ def test_a_send_to_a_worker_that_is_gone_ends_as_any_other_loss(lanes):
     between = SimpleNamespace(lane=lanes[1], _num_turns=0, _check=failures.append)
     Lanes._swap(between, {0: views(4)}, {})
     assert "Broken pipe" in failures[0]
+
+
+def test_a_worker_that_is_stopped_within_its_turn_is_not_waited_for_forever(lanes, monkeypatch):
+    """Its kernel answers, so it is not lost."""
+    monkeypatch.setenv("UNISONO_MEETING_TIMEOUT", "0.1")
+    monkeypatch.setattr(lanes_of_hosts, "_LOOK_EVERY_S", 0.01)
+    failures = []
+    team, pipeline = SimpleNamespace(has_lost=False), SimpleNamespace(failure="left")
+    between = SimpleNamespace(lane=lanes[1], _num_turns=0, _check=failures.append, _team=team)
+    Lanes._swap(between, {}, {0: views(4)})
+    turn = threading.Thread(target=_until_it_is_left, args=lanes[1:])
+    turn.error = None
+    turn.start()
+    between._turn, between._pipeline = turn, pipeline
+    Lanes._end(between)
+    assert ["within 0.1 s" in failure for failure in failures] == [True, True]
+
+
+def _until_it_is_left(lane):
+    with pytest.raises(BrokenError, match="has left"):
+        while True:
+            lane.progress(0.01)
 
 
 def test_strangers_are_turned_away(control_of, monkeypatch):

@@ -43,6 +43,7 @@ from unisono.engine.exchange.ready_buckets import ReadyBuckets
 from unisono.errors import UnisonoError
 from unisono.plan.shards import Piece
 from unisono.plan.summation import Node, parts_of
+from unisono.runtime.timeouts import MEETING
 from unisono.runtime.workers.host_links import LOST_AFTER_S
 
 _ROWS, _FLAGS = 0, 1
@@ -50,6 +51,7 @@ _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
 _KEPT, _CHANGED, _MOVED = 1, 2, 4  # buffers; published gradients; fixed parameters
 _SLICE_BYTES = 1 << 19  # of a bucket, for each host
 _LOOK_EVERY_S = 0.05
+_LATE = "within {:g} s (UNISONO_MEETING_TIMEOUT), another host has not moved all of them"
 
 
 @final
@@ -239,9 +241,13 @@ class Lanes(Between):
         try:
             lane.expect(number, into)
             swap = lane.swap(number, sent)  # sends at once what the kernel takes
+            limit_s = MEETING.in_s()
+            until_s = time.monotonic() + limit_s
             while not lane.wait(swap, _LOOK_EVERY_S):
                 if self._team.has_lost:
                     raise BrokenError("a worker was lost")
+                if time.monotonic() > until_s:
+                    raise BrokenError(_LATE.format(limit_s))
         except BrokenError as error:
             self._check(str(error))
 
@@ -260,14 +266,18 @@ class Lanes(Between):
         turn, lane = self._turn, self.lane
         if turn is None or lane is None:
             return
+        limit_s, late = MEETING.in_s(), ""
+        until_s = time.monotonic() + limit_s
         while turn.is_alive():
             turn.join(_LOOK_EVERY_S)
-            if self._team.has_lost:
+            if time.monotonic() > until_s:
+                late = late or _LATE.format(limit_s)
+            if late or self._team.has_lost:
                 lane.leave()
         self._turn = None
         if turn.error is not None:
             raise turn.error
-        self._check(self._pipeline.failure)
+        self._check(late or self._pipeline.failure)
 
     def _parts_on(self, ranks: Sequence[int]) -> list[Node]:
         held = [part for rank in ranks for part in self._division.parts_of[rank]]
