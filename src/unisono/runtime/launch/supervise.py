@@ -197,8 +197,13 @@ class _Supervision:
 
     def close(self) -> None:
         self._hangs.close()
-        signals = self._signals
-        self._requests.close(lambda: signals is not None and bool(signals.read()))
+        signals, heard = self._signals, list[int]()
+
+        def is_enough() -> bool:
+            heard.extend(signals.read() if signals is not None else ())
+            return len(heard) > self._is_one_of_several  # its agent sends one as another host ends
+
+        self._requests.close(is_enough)
         self.is_saved = self._requests.is_saved
         # A cycle would keep the control block's mapping and descriptor until the next collection.
         del self._requests, self._hangs, self._watch

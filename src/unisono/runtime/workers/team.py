@@ -17,6 +17,7 @@ from typing import final
 
 from unisono.errors import MismatchError, UnisonoError
 from unisono.runtime.faults import Faults
+from unisono.runtime.timeouts import REMOTE
 from unisono.runtime.workers.control_block import MAILBOX_BYTES, Barrier
 from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.membership import Membership
@@ -123,12 +124,13 @@ class Team:
 
     def await_end(self) -> None:
         """Wait until this host's launcher ends the job, as another host's launcher does."""
-        until_s = time.monotonic() + _ENDED_WITHIN_S
+        limit_s = _ENDED_WITHIN_S + REMOTE.in_s()  # another host may copy to a URL until then
+        until_s = time.monotonic() + limit_s
         while not self.is_ended_by:
             if time.monotonic() >= until_s:
                 raise UnisonoError(
                     f"the run must end on all hosts together, but the launcher of this one was not "
-                    f"told so within {_ENDED_WITHIN_S:.0f} s: end it with Ctrl-C; the newest "
+                    f"told so within {limit_s:.0f} s: end it with Ctrl-C; the newest "
                     f"checkpoint has all that was computed."
                 )
             time.sleep(_LOOK_EVERY_S)

@@ -36,7 +36,7 @@ from unisono.runtime.launch.recovery import PERIOD_S
 from unisono.runtime.launch.report import TRY_AGAIN
 from unisono.runtime.notices import say
 from unisono.runtime.signals import ENDING_SIGNALS
-from unisono.runtime.timeouts import NOTICE, RENDEZVOUS
+from unisono.runtime.timeouts import NOTICE, REMOTE, RENDEZVOUS
 from unisono.runtime.workers.host_links import notice_lost_store
 from unisono.runtime.workers.host_member import TOKEN_VARIABLE
 from unisono.runtime.world import AGENT_VARIABLE, HOSTS_VARIABLE
@@ -275,11 +275,11 @@ class HostAgent:
 
     def _launchers_end(self, rendezvous: HostsRendezvous) -> int:
         """Wait for the launcher's end, which was asked for; return its exit status."""
-        asked_s = time.monotonic()
+        asked_s, limit_s = time.monotonic(), _ENDS_WITHIN_S + REMOTE.in_s()
         while (status := self._await_launcher(LOOK_EVERY_S)) is None:
             with suppress(DistError):
                 rendezvous.beat()
-            if time.monotonic() > asked_s + _ENDS_WITHIN_S:
+            if time.monotonic() > asked_s + limit_s:
                 asked_s = time.monotonic()
                 self._end_launcher()  # once more, which ends it at once
         return status
