@@ -9,8 +9,8 @@ other seeds, is read before it:
 * the state of the generators: a dataset that keeps what it drew may draw nothing again.
 
 A first reading may open files and fill caches. Samples are checked where they are read: in the
-first batch, in those whose numbers are powers of two, in the last one, and, unless a sample takes
-long, as often as costs 0.3 % of the time. Streams cannot be read twice.
+first batch, in those whose numbers are powers of two, and, unless a sample takes long, as often as
+costs 0.3 % of the time. Streams cannot be read twice.
 """
 
 from __future__ import annotations
@@ -65,13 +65,12 @@ class SecondReading:
         self._last: Account | None = None
         self._written: set[tuple[int, str]] = set()
         self._earlier: Callable[[], Seen] | None = None
-        self.is_last = False  # the next batch is the loop's last
 
     def is_due(self) -> bool:
         """Return whether a check is due; call it once for each batch."""
         self._num_batches += 1
         is_power = self._num_batches & (self._num_batches - 1) == 0
-        return is_power or self.is_last or time.perf_counter() >= self._due_at_s
+        return is_power or time.perf_counter() >= self._due_at_s
 
     def compare(
         self,

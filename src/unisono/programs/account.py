@@ -87,7 +87,7 @@ class Account:
                 self._then[holder.key] = holder, holder.read()
                 if holder.kind is h.CONTENTS and holder.owner.nbytes <= min(_COPIED, room):
                     room -= holder.owner.nbytes
-                    self._copies[holder.key] = _copied(holder.owner)
+                    self._copies[holder.key] = cloned(holder.owner)
 
     @property
     def holders(self) -> list[Holder]:
@@ -148,7 +148,8 @@ class Account:
                     holder.put(then)
 
 
-def _copied(value: Any) -> Any:
+def cloned(value: Any) -> Any:
+    """Return a copy of a tensor or an array."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
 
 

@@ -275,15 +275,6 @@ def _put_patched(owner: Any, names: Any, content: Content) -> None:
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
-def _read_function(owner: Any, _: Any) -> Content:
-    return _OF_FUNCTIONS, tuple(getattr(owner, name) for name in _OF_FUNCTIONS)
-
-
-def _put_function(owner: Any, _: Any, content: Content) -> None:
-    for name, value in zip(*content, strict=True):
-        setattr(owner, name, value)
-
-
 def _delete(owner: Any, name: str) -> None:
     del _space(owner)[name]
 
@@ -682,7 +673,7 @@ OBJECTS = Kind("objects", _read_objects, _put_objects)
 """Elements of an array of Python objects."""
 ELEMENTS = Kind("elements", _read_elements, _put_elements)
 PATCHED = Kind("names of a library", _read_patched, _put_patched)
-FUNCTION = Kind("function", _read_function, _put_function)
+FUNCTION = Kind("function", lambda owner, _: _read_slots(owner, _OF_FUNCTIONS), _put_slots)
 TENSOR = Kind("tensor", _read_tensor, _put_tensor)
 """The attributes and hooks of a tensor."""
 CONTEXT = Kind("context", _read_context, _put_context)

@@ -24,14 +24,13 @@ from copy import copy as copied
 from types import FrameType
 from typing import Any, NamedTuple, final
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from unisono.errors import CheckpointError, MismatchError
 from unisono.programs import holders as h
-from unisono.programs.account import Account, ChangedPlace, fill, over_memory_of
+from unisono.programs.account import Account, ChangedPlace, cloned, fill, over_memory_of
 from unisono.programs.carry import Known, Ours, Packer, Unpacker, number_of
 from unisono.programs.forms import Opaque, is_value
 from unisono.programs.generators import copy_of, set_state
@@ -204,7 +203,11 @@ class KeptProgram:
             self._apply(self._loaded)
             drawn, values = self.drawn, None
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now
-        self._after = tree_map(_kept_apart, self._changed() if values is None else values)
+        changed = self._changed() if values is None else values
+        # The program may change them later.
+        self._after = tree_map(
+            lambda one: cloned(one) if isinstance(one, h.ARRAYS) else one, changed
+        )
         self._left_at_first = dict(self._left)
         return drawn
 
@@ -578,13 +581,6 @@ def _is_light(place: _Place, value: Any) -> bool:
     if isinstance(value, h.ARRAYS):
         return value.nbytes <= _SMALL
     return value is None or isinstance(value, (int, float, complex))
-
-
-def _kept_apart(value: Any) -> Any:
-    """Return a copy of a tensor or an array, which the program may change later."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _copy(account: Account, holder: Holder) -> Any:

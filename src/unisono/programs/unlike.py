@@ -19,7 +19,7 @@ import torch
 
 from unisono.errors import MismatchError
 from unisono.programs import holders as h
-from unisono.programs.account import fill
+from unisono.programs.account import cloned, fill
 from unisono.programs.carry import Known, Packer, Unpacker, key_of, number_of
 from unisono.programs.forms import Opaque
 from unisono.programs.hashes import hashed
@@ -103,7 +103,7 @@ def values_unlike(team: Team, places: Places, say: Callable[[str], object]) -> l
             holder, slot, here, _ = mine[key]
             try:
                 if slot is None:
-                    unlike.append(Unlike(holder, None, _copied(here), _received(here, packed)))
+                    unlike.append(Unlike(holder, None, cloned(here), _received(here, packed)))
                 else:
                     unlike.append(Unlike(holder, slot, here, unpacker.unpack(packed)))
             except Exception:
@@ -194,10 +194,6 @@ def _bytes_of(value: Any) -> bytes:
     if isinstance(value, np.ndarray):
         return value.tobytes()
     return bytes(bytes_of(on_host(value.detach()).contiguous()))
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
 
 
 def _received(here: Any, text: str) -> Any:

@@ -35,9 +35,8 @@ from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.state.contents import check_contents
 from unisono.engine.state.optimizer_state import (
     group_options,
-    own_optimizers,
+    optimizers_as_objects,
     tensors_of,
-    torchs_optimizers,
 )
 from unisono.engine.state.optimizers import kind_of, optimizers_of
 from unisono.engine.state.saved import apply_groups
@@ -135,7 +134,8 @@ def begin_loop(
 
 def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) -> None:
     """Register what the program may change between steps, so that it is saved with the run."""
-    between = own_optimizers(run.kept.optimizer) | dict(run.observer.own_callbacks)
+    between = optimizers_as_objects(run.kept.optimizer, of_torch=False)
+    between |= run.observer.own_callbacks
     state = run.kept.state.items()
     between |= {f"the schedule {key}": one for key, one in state if isinstance(one, LRScheduler)}
     between["run.state"] = {k: one for k, one in state if not hasattr(one, "state_dict")}
@@ -158,7 +158,7 @@ def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) 
         passes = dict(zip(names, map(programs_own, run.functions), strict=False))
         passes |= {"on_gradients": run.options.on_gradients, "model": run.kept.model}
         passes |= {**plan.program, "sampler": plan.reading.sampler}
-        between |= torchs_optimizers(run.kept.optimizer)
+        between |= optimizers_as_objects(run.kept.optimizer, of_torch=True)
         # Each worker has read a stream up to a different place.
         streams = filter(is_stream, [plan.reading.dataset])
         themselves = set(_schedules_in(run.kept.state))

@@ -174,14 +174,14 @@ def samples_seen(run: RunContext, plan: LoopPlan) -> dict[str, str]:
     return run.seen[1]
 
 
-def samples_now(plan: LoopPlan) -> dict[str, str]:
+def samples_now(plan: LoopPlan, stream: str = "train") -> dict[str, str]:
     """Return a fingerprint of a few samples of the loop's dataset, as in epoch 0."""
     reading = plan.reading
     return fingerprint_of_data(
         reading.dataset,
         length_of(reading.dataset),
         seed=plan.samples.seed,
-        stream="train",
+        stream=stream,
         epoch=0,
         in_fork=reading.loader_workers > 0,
     )

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.data.fingerprint import REMEDY, fingerprint_of_data
+from unisono.data.fingerprint import REMEDY
 from unisono.data.loader import ShardPosition
 from unisono.engine.state.contents import buffers_put_back, digest_of_weights
 from unisono.engine.state.modes import evaluating
@@ -32,7 +32,7 @@ from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import failure, raised
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
-from unisono.training.run_context import RunContext
+from unisono.training.run_context import RunContext, samples_now
 from unisono.training.sampler_order import facts_of_order
 
 
@@ -87,17 +87,10 @@ class Sweep:
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers pass over the same samples in the same batches. Collective."""
-        plan, reading = self.plan, self._loop.reading
+        plan = self.plan
         known: dict[str, object] = {"dataset length": plan.num_samples}
         if self.team.size > 1:
-            known |= fingerprint_of_data(
-                reading.dataset,
-                plan.num_samples,
-                seed=plan.seed,
-                stream="evaluate",
-                epoch=0,
-                in_fork=reading.loader_workers > 0,
-            )
+            known |= samples_now(self._loop, "evaluate")
         facts = {"`batch_size`": plan.pass_size, **facts_of_order(plan, 0), **more}
         if self._digest is not None:
             facts["the digest of `model`"] = self._digest

@@ -18,6 +18,7 @@ from unisono.engine.state.optimizers import optimizers_of
 from unisono.engine.state.packing import STATE_PREFIX, check_plain, keep_in, pack, unpack
 from unisono.errors import CheckpointError
 from unisono.programs.kept import OPTIMIZER
+from unisono.runtime.arrivals import changed_within
 from unisono.runtime.device import is_on_host
 from unisono.runtime.notices import shown
 
@@ -138,18 +139,9 @@ def move_one(state: dict[str, Any], group: Mapping[str, Any], device: torch.devi
     counts_there = bool(group.get("fused") or group.get("capturable"))
     for key, value in state.items():
         if key != "step" or counts_there:
-            state[key] = moved(value, device)
-
-
-def moved(value: Any, device: torch.device) -> Any:
-    """Move the tensors within lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: moved(item, device) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(moved(item, device) for item in value)
-    return value
+            state[key] = changed_within(
+                value, lambda part: part.to(device) if isinstance(part, torch.Tensor) else None
+            )
 
 
 def apply_state(
@@ -304,21 +296,13 @@ def tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
             yield from (one for one in state.values() if isinstance(one, torch.Tensor))
 
 
-def own_optimizers(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the run's optimizers whose class is not torch's, by name."""
+def optimizers_as_objects(optimizer: Optimizer, *, of_torch: bool) -> dict[str, Any]:
+    """Return the run's optimizers by path: those whose class is torch's, or all others."""
+    path = "optimizer" if of_torch else OPTIMIZER
     return {
-        f"{OPTIMIZER} {name}".rstrip(): single
+        f"{path} {name}".rstrip(): single
         for name, single in optimizers_of(optimizer).items()
-        if not type(single).__module__.startswith("torch.")
-    }
-
-
-def torchs_optimizers(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the run's optimizers whose class is torch's, by name."""
-    return {
-        f"optimizer {name}".rstrip(): single
-        for name, single in optimizers_of(optimizer).items()
-        if type(single).__module__.startswith("torch.")
+        if type(single).__module__.startswith("torch.") == of_torch
     }
 
 

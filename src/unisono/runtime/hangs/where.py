@@ -106,11 +106,6 @@ def _ranks_by_environment(pids: Sequence[int]) -> dict[int, int]:
 
 
 def _rank_of(pid: int) -> int | None:
-    import psutil
-
-    try:
-        environ = psutil.Process(pid).environ()
-    except psutil.Error:
-        return None
+    environ = procfs.environ_of(pid)
     told = (environ.get(name, "") for name in _RANKS)
     return next((int(text) for text in told if text.isdecimal()), None)
