@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from typing import Any
 
@@ -31,7 +32,11 @@ def _many(number: int = 300) -> list[Any]:
 
 
 def _of_each_kind(n: int) -> list[Any]:
-    return [[n], {"row": n, "tags": [str(n)]}, Node(n), deque([n]), {n}, np.full(2, n), (n, [n])]
+    things = [[n], {"row": n, "tags": [str(n)]}, Node(n), deque([n]), {n}, np.full(2, n), (n, [n])]
+    if n == 0:
+        things[6] = local = threading.local()
+        local.number = n
+    return things
 
 
 def _places(things: list[Any]) -> list[Holder]:
@@ -58,6 +63,7 @@ CHANGES = {
     "a deque": lambda things: things[10].append(1),
     "a set": lambda things: things[11].add(-1),
     "an array": lambda things: things[12].fill(5),
+    "an attribute of this thread": lambda things: setattr(things[6], "number", -1),
 }
 
 

@@ -6,6 +6,7 @@ places one by one takes a microsecond each, dozens of times in a step that is re
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, repeat
@@ -85,6 +86,8 @@ class Unchanged:
 
 def _fits(holder: Holder, content: Content) -> bool:
     if holder.kind is h.ATTRIBUTES:
+        if isinstance(holder.owner, threading.local):  # has a dict for each thread
+            return False
         return not holder.names and type(h.attributes_of(holder.owner)) is dict
     kind: Any = {h.ENTRIES: dict, h.ITEMS: list}.get(holder.kind)
     return type(holder.owner) is kind and len(holder.owner) == len(content[1])
