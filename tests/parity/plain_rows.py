@@ -51,6 +51,7 @@ class Row:
     data: Any = DATA
     reading: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": False}
     options: dict[str, Any] = {}
+    exchanges: tuple[str, ...] = ("auto",)
 
     def model(self) -> Any:
         return nn.Linear(4, 2)
@@ -136,6 +137,29 @@ class Resting(Row):
         }
 
 
+class RestingInPlace(Row):
+    """A last layer that rests, whose gradients the port takes out of the dict."""
+
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def optimizer(self, model):
+        return torch.optim.Adafactor(model.parameters(), lr=0.02)
+
+    def update(self, step, model, optimizer):
+        if step % 2 == 0:
+            model[2].weight.grad = model[2].bias.grad = None
+        optimizer.step()
+
+    def rest(self, step, gradients):
+        if step % 2 == 0:
+            del gradients["2.weight"]
+            gradients["2.bias"] = None
+
+    def port(self, model):
+        return {"on_gradients": self.rest}
+
+
 class Skipping(Row):
     """Leaves out the updates whose gradients are large."""
 
@@ -148,13 +172,20 @@ class Skipping(Row):
 
 
 class OfTheWholeBatch(Row):
-    """Variances and covariances of the batch, as VICReg has them."""
+    """Variances and covariances of the batch, as VICReg has them; a centre as DINO moves it."""
+
+    def model(self):
+        model = nn.Linear(4, 2)
+        model.register_buffer("centre", torch.zeros(2))
+        return model
 
     def of_features(self, model, features):
         centred = features - features.mean(0)
         covariance = centred.T @ centred / (len(centred) - 1)
         spread = F.relu(1 - (centred.var(0) + 1e-4).sqrt()).mean()
-        return spread + covariance.triu(1).square().sum() + features.square().mean()
+        away = (features - model.centre).square().mean()
+        model.centre.lerp_(features.detach().mean(0), 0.1)
+        return spread + covariance.triu(1).square().sum() + away
 
     def plain_loss(self, model, batch):
         return self.of_features(model, model(batch[0]))
@@ -322,16 +353,6 @@ class ActNorm(Row):
         return {}
 
 
-class Muon(Row):
-    """The optimizer of Muon's programs, without collectives of its own."""
-
-    def model(self):
-        return nn.Linear(4, 2, bias=False)
-
-    def optimizer(self, model):
-        return torch.optim.Muon(model.parameters(), lr=0.05)
-
-
 class Endless(Row):
     """A sampler without an end."""
 
@@ -487,65 +508,6 @@ class Detector(Row):
         return numbers(trainer.run.model, history.validation["right"])
 
 
-class OneHot(Row):
-    """Targets that a hint has turned into what the loss takes."""
-
-    data = TensorDataset(DATA.tensors[0], F.one_hot(DATA.tensors[1]))
-
-    def loss(self, model, batch):
-        return F.cross_entropy(model(batch[0]), batch[1].to(torch.float32))
-
-
-class Folds(Row):
-    """Two folds, each with a directory of its own."""
-
-    folds = [Subset(DATA, range(18)), Subset(DATA, range(16, N))]
-
-    def by_a_plain_loop(self, steps):
-        found = []
-        for fold in self.folds:
-            self.data = fold
-            found += super().by_a_plain_loop(steps)
-        return found
-
-    def trained(self, shards, steps, directory):
-        found = []
-        for number, fold in enumerate(self.folds):
-            self.data = fold
-            own = None if directory is None else f"{directory}/{number}"
-            found += super().trained(shards, steps, own)
-        return found
-
-
-class FirstProgram(Row):
-    """That of the README."""
-
-    def model(self):
-        layers = [nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten()]
-        return nn.Sequential(*layers, nn.Linear(1024, 10))
-
-    def optimizer(self, model):
-        return torch.optim.Adam(model.parameters(), lr=1e-3)
-
-    @property
-    def data(self):
-        return unisono.data.digits()
-
-    reading = {"batch_size": 128}
-
-    def batches(self):
-        data = self.data
-        for epoch in itertools.count():
-            order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
-            yield from (data[at] for at in order.split(128))
-
-    def plain_end(self, model):
-        return numbers(model)[::100]
-
-    def end(self, trainer, history):
-        return numbers(trainer.run.model)[::100]
-
-
 class ByTask(Row):
     """Gradients of two tasks, each without what opposes the other, as PCGrad has them."""
 
@@ -641,6 +603,235 @@ class Averaged(Row):
     def end(self, trainer, history):
         found, epochs = history.validation, [row["loss"] for row in history][:2]
         return numbers(trainer.run.model, found["loss"], found["dice"], epochs)
+
+
+class AfterUpdates(Callback):
+    """Does between steps what a row does there."""
+
+    def __init__(self, row):
+        self.row = row
+
+    def on_step_end(self, fit, step):
+        self.row.between(fit.model, fit.optimizer)
+
+
+class Between:
+    """Does something between steps: in the plain loop after the update, in the port a callback."""
+
+    def update(self, step, model, optimizer):
+        optimizer.step()
+        self.between(model, optimizer)
+
+    def port(self, model):
+        return {"callbacks": [AfterUpdates(self)]}
+
+
+class ReplacedBuffers(Between, Row):
+    """Replaces buffers by `.data = new`: in passes, and between steps from what is trained."""
+
+    exchanges = ("shared", "staged")
+
+    class Net(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 2)
+            self.register_buffer("centre", torch.zeros(4))
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, inputs):
+            if self.training:
+                self.scale.data = self.scale * 0.9
+            return super().forward((inputs - self.centre) * self.scale)
+
+    def model(self):
+        return self.Net()
+
+    def between(self, model, optimizer):
+        model.centre.data = 0.9 * model.centre + 0.1 * model.weight.detach().mean(0)
+
+    def end(self, trainer, history):
+        assert not any(value.is_shared() for value in trainer.run.model.state_dict().values())
+        return super().end(trainer, history)
+
+
+class KeptByOptimizer(Between):
+    """Pulls the weights towards what an optimizer keeps that Unisono does not know."""
+
+    def kept(self, model, optimizer):
+        names = ("slow", "exp_avg")
+        state = [optimizer.state[parameter] for parameter in model.parameters()]
+        return sum(float(one[name].abs().sum()) for one in state for name in names if name in one)
+
+    def between(self, model, optimizer):
+        self.seen = self.kept(model, optimizer)
+        with torch.no_grad():
+            model.bias.add_(0.001 * self.seen)
+
+    def plain_end(self, model):
+        return numbers(model, self.seen)
+
+    def end(self, trainer, history):
+        return numbers(trainer.run.model, self.kept(trainer.run.model, trainer.run.optimizer))
+
+
+class ScheduleFree(KeptByOptimizer, Row):
+    """An average of the weights in the optimizer's state, and a count of its own."""
+
+    class SGD(torch.optim.SGD):
+        count = 0
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step()
+            self.count += 1
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                slow = state.setdefault("slow", parameter.clone())
+                state["slow"] = slow.lerp(parameter, 1 / self.count)
+
+    def optimizer(self, model):
+        return self.SGD(model.parameters(), lr=0.1)
+
+
+class Hooked(KeptByOptimizer, Row):
+    """An optimizer with a hook."""
+
+    def optimizer(self, model):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+
+class Reptile(Row):
+    """Gradients given by name: the way that a copy goes on one task; some are left out."""
+
+    exchanges = ("shared", "staged")
+
+    def given(self, model, number):
+        """Rest the bias in every third step, and skip the fourth."""
+        inner, task = copy.deepcopy(model), by_sign(12, seed=number)[:12]
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            cross_entropy(inner, task).backward()
+            optimizer.step()
+        pairs = zip(model.named_parameters(), inner.parameters(), strict=True)
+        gradients = {name: (here - there).detach() for (name, here), there in pairs}
+        if number == 3:
+            return {}
+        return gradients if number % 3 else {"weight": gradients["weight"]}
+
+    def by_a_plain_loop(self, steps):
+        torch.manual_seed(0)
+        model = self.model()
+        optimizer = self.optimizer(model)
+        for number in range(steps):
+            gradients = self.given(model, number)
+            for name, parameter in model.named_parameters():
+                parameter.grad = gradients.get(name)
+            optimizer.step()
+        return numbers(model)
+
+    def trained(self, shards, steps, directory):
+        torch.manual_seed(0)
+        model = self.model()
+        run = unisono.Run(model, self.optimizer(model), shards=shards, directory=directory)
+        for step in run.steps(self.data, steps=steps, **self.reading):
+            wait_for_replacement(context().team())
+            gradients = self.given(model, step.number)
+            with step:
+                step.update(gradients=gradients)
+        return numbers(model)
+
+
+class Hutchinson(Row):
+    """An optimizer that divides by the Hessian's diagonal, which losses estimate in a buffer."""
+
+    class SGD(torch.optim.SGD):
+        def __init__(self, model, lr):
+            super().__init__(model.parameters(), lr=lr)
+            self.model = model
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            self.model.weight.grad.div_(self.model.diagonal.abs() + 0.1)
+            super().step()
+
+    def model(self):
+        model = nn.Linear(4, 2)
+        model.register_buffer("diagonal", torch.zeros(2, 4))
+        return model
+
+    def optimizer(self, model):
+        return self.SGD(model, 0.1)
+
+    def of_step(self, model, batch, step):
+        loss = cross_entropy(model, batch)
+        (gradient,) = torch.autograd.grad(loss, model.weight, create_graph=True)
+        generator = torch.Generator().manual_seed(step)  # the same for all shards of a step
+        z = torch.randint(2, (2, 4), generator=generator) * 2.0 - 1
+        (product,) = torch.autograd.grad((gradient * z).sum(), model.weight, retain_graph=True)
+        model.diagonal.copy_((z * product).detach())
+        return loss
+
+    def by_a_plain_loop(self, steps):
+        self.steps = itertools.count()
+        return super().by_a_plain_loop(steps)
+
+    def plain_loss(self, model, batch):
+        return self.of_step(model, batch, next(self.steps))
+
+    def loss(self, model, batch):
+        return self.of_step(model, batch, unisono.progress().step)
+
+    def port(self, model):
+        return {"buffers": {"diagonal": "mean"}}
+
+
+class Counting(Row):
+    """Buffers that passes count or average in, each with a word that says how shards add up."""
+
+    exchanges = ("shared", "staged")
+    ways = {"seen": "sum", "centre": "mean", "highest": "max", "*.load": "sum", "calls": "first"}
+
+    class Expert(nn.Linear):
+        """Counts how often each class was chosen, in float as mixtures of experts do."""
+
+        def __init__(self):
+            super().__init__(4, 2)
+            self.register_buffer("load", torch.zeros(2))
+
+        def forward(self, inputs):
+            outputs = super().forward(inputs)
+            if self.training:
+                self.load += F.one_hot(outputs.detach().argmax(1), 2).sum(0)
+            return outputs
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.expert = Counting.Expert()
+            self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+            self.register_buffer("centre", torch.zeros(4))
+            self.register_buffer("highest", torch.full((4,), -torch.inf))
+
+        def forward(self, inputs):
+            centre = self.centre  # the step's: what a shard makes of it is the shard's own
+            if self.training:
+                self.seen += len(inputs)
+                self.calls += 1
+                self.centre = 0.9 * self.centre + 0.1 * inputs.mean(0)
+                self.highest.copy_(torch.maximum(self.highest, inputs.amax(0)))
+            return self.expert(inputs - 0.1 * centre)
+
+    def model(self):
+        return self.Net()
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def port(self, model):
+        return {"buffers": self.ways}
 
 
 ROWS = {row.__name__: row for row in Row.__subclasses__()}

@@ -20,6 +20,9 @@ def test_a_port_has_the_numbers_of_its_plain_loop(name, shards):
 
 
 @pytest.mark.slow
-@EACH
-def test_a_port_has_them_in_every_way(name, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "exchange"), [(name, each) for name, row in ROWS.items() for each in row.exchanges]
+)
+def test_a_port_has_them_in_every_way(name, exchange, monkeypatch, tmp_path):
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
     one_result(functools.partial(trained, name, 6), monkeypatch, tmp_path)

@@ -3,7 +3,6 @@
 import copy
 import io
 
-import pytest
 import torch
 from tests.classified import by_sign, cross_entropy
 from torch import nn
@@ -47,23 +46,3 @@ def best_model():
 def test_a_model_can_be_copied_and_saved_in_a_loop():
     kept, _ = best_model()
     assert len(kept) == 9
-
-
-def test_a_copy_is_trained_by_a_loop_of_its_own():
-    """As Reptile's inner loop does; the copy has nothing of the run."""
-    model = net()
-    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
-    for step in run.steps(by_sign(24), batch_size=12, steps=2):
-        inner = copy.deepcopy(model)
-        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
-        cross_entropy(inner, by_sign(24)[:12]).backward()
-        optimizer.step()
-        assert not torch.equal(inner[0].weight, model[0].weight)
-        with step:
-            for batch in step.shards:
-                step.backward(cross_entropy(model, batch))
-
-
-@pytest.mark.slow
-def test_copies_are_the_same_on_two_workers():
-    assert unisono.launch(best_model, workers=2) == [best_model()] * 2

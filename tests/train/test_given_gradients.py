@@ -1,88 +1,19 @@
-"""Updates whose gradient is no sum over shards, as Reptile's outer step, given by name."""
+"""Gradients given by name: to one of several optimizers, and those that are refused."""
 
 import copy
 
 import pytest
 import torch
 from tests.classified import by_sign, cross_entropy
-from tests.replacements import wait_for_replacement
 from torch import nn
 
 import unisono
 from unisono.errors import MismatchError
-from unisono.runtime.workers.context import context
-
-KILLS = "kill:rank=0,step=2,at=update; kill:rank=1,step=4"
 
 
 def net():
     torch.manual_seed(0)
     return nn.Linear(4, 2)
-
-
-def task(number):
-    return by_sign(12, seed=number)[:12]
-
-
-def outer_gradients(model, number):
-    """Train a copy on one task; the way back is the gradient."""
-    inner = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        cross_entropy(inner, task(number)).backward()
-        optimizer.step()
-    pairs = zip(model.named_parameters(), inner.parameters(), strict=True)
-    return {name: (here - there).detach() for (name, here), there in pairs}
-
-
-def given(model, number):
-    """Rest the bias in every third step, and skip the fourth."""
-    gradients = outer_gradients(model, number)
-    if number == 3:
-        return {}
-    return gradients if number % 3 else {"weight": gradients["weight"]}
-
-
-def by_a_plain_loop(steps):
-    model = net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for number in range(steps):
-        gradients = given(model, number)
-        for name, parameter in model.named_parameters():
-            parameter.grad = gradients.get(name)
-        optimizer.step()
-    return [parameter.tolist() for parameter in model.parameters()]
-
-
-def train(shards, steps, directory=None):
-    model = net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    run = unisono.Run(model, optimizer, shards=shards, directory=directory)
-    for step in run.steps(by_sign(16), batch_size=8, steps=steps):
-        wait_for_replacement(context().team())
-        gradients = given(model, step.number)
-        with step:
-            step.update(gradients=gradients)
-    return [parameter.tolist() for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("shards", [1, 6])
-def test_they_are_used_as_in_a_plain_loop(shards):
-    assert train(shards, 7) == by_a_plain_loop(7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exchange", ["shared", "staged"])
-def test_they_are_used_once_in_every_way(exchange, monkeypatch, tmp_path):
-    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
-    expected = by_a_plain_loop(8)
-    for workers in (2, 3):
-        assert unisono.launch(train, 6, 8, workers=workers) == [expected] * workers
-    unisono.launch(train, 6, 4, tmp_path, workers=3)
-    assert train(6, 8, tmp_path) == expected
-    monkeypatch.setenv("UNISONO_FAULTS", KILLS)
-    assert unisono.launch(train, 6, 8, workers=2) == [expected] * 2
 
 
 def test_one_of_several_optimizers_is_given_them():

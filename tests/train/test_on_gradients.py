@@ -1,12 +1,9 @@
 """Gradients in the program's hands: between the sum and the update, the same on every worker."""
 
-import functools
-
 import pytest
 import torch
 from tests.classified import by_sign
 from tests.classified import cross_entropy as loss_of
-from tests.everywhere import Waits, one_result
 from torch import nn
 
 import unisono
@@ -30,23 +27,12 @@ def replaced(step, gradients):
             gradients[name] = gradient.sign()
 
 
-def resting(step, gradients):
-    """Have the last layer rest in every other step."""
-    return {n: g for n, g in gradients.items() if step % 2 or not n.startswith("2.")}
-
-
-def resting_in_place(step, gradients):
-    if step % 2 == 0:
-        del gradients["2.weight"]
-        gradients["2.bias"] = None
-
-
 def skipping(step, gradients):
     """Skip the updates whose gradients are large."""
     return {} if step in (0, 3) else None
 
 
-HOOKS = {each.__name__: each for each in (noisy, replaced, resting, resting_in_place, skipping)}
+HOOKS = {each.__name__: each for each in (noisy, replaced, skipping)}
 
 
 def make(hook, shards, optimizer="adam", **options):
@@ -86,44 +72,10 @@ def test_one_shard_has_the_bits_of_a_plain_loop(clip_norm):
         assert torch.equal(mine, theirs)
 
 
-def by_a_plain_loop(hook, optimizer, steps=6):
-    """Train as somebody without us would: what rests has `.grad = None`."""
-    plain = make(None, 1, optimizer)
-    model, updates, dataset = plain.run.model, plain.run.optimizer, data()
-    for step in range(steps):
-        start = step * 12 % 36
-        updates.zero_grad()
-        loss_of(model, dataset[start : start + 12]).backward()
-        if hook == "skipping" and step in (0, 3):
-            continue
-        if hook.startswith("resting") and step % 2 == 0:
-            model[2].weight.grad = model[2].bias.grad = None
-        updates.step()
-    return plain.digest()
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
-@pytest.mark.parametrize("hook", ["resting", "resting_in_place", "skipping"])
-def test_a_gradient_that_is_left_out_is_absent_as_in_a_plain_loop(hook, optimizer):
-    assert train(hook, 1, optimizer=optimizer) == by_a_plain_loop(hook, optimizer)
-
-
 def test_an_update_that_is_skipped_moves_no_count():
     trainer = make("skipping", 3, clip_norm=1.0)
     trainer.fit(data(), batch_size=12, steps=6, shuffle=False)
     assert {float(state["step"]) for state in trainer.run.optimizer.state.values()} == {4.0}
-
-
-def left_out(hook, steps, directory):
-    trainer = make(hook, 6, directory=directory, callbacks=[Waits()])
-    trainer.fit(data(), batch_size=12, steps=steps)
-    return trainer.digest()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hook", ["resting", "skipping"])
-def test_what_is_left_out_is_absent_in_every_way(hook, monkeypatch, tmp_path):
-    one_result(functools.partial(left_out, hook), monkeypatch, tmp_path)
 
 
 def test_it_sees_mean_gradients_by_name_once_a_step():

@@ -6,7 +6,6 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.everywhere import Waits, one_result
 from tests.once import computed_once
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -136,63 +135,6 @@ def test_a_loop_of_ones_own_gathers():
                 lambda batch: embed(run.model, batch), lambda rows: contrast(run.model, rows)
             )
     assert trainer.digest() == train()
-
-
-class Centred(nn.Linear):
-    """Keeps the centre of all features in a buffer, as DINO does."""
-
-    def __init__(self):
-        super().__init__(6, 4)
-        self.register_buffer("centre", torch.zeros(4))
-
-
-def to_features(model, batch):
-    return model(batch[0])
-
-
-def away_from_the_centre(model, features):
-    loss = (features - model.centre).square().mean()
-    model.centre.lerp_(features.detach().mean(0), 0.1)
-    return loss
-
-
-def centred(shards, steps=6, directory=None):
-    torch.manual_seed(3)
-    model = Centred()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = unisono.WholeBatch(to_features, away_from_the_centre)
-    options = {"directory": directory, "callbacks": [Waits()]}
-    trainer = unisono.Trainer(model, optimizer, loss, shards=shards, **options)
-    trainer.fit(data(), batch_size=BATCH_SIZE, steps=steps, shuffle=False)
-    return model
-
-
-def digest_of_centred(steps, directory):
-    model = centred(6, steps, directory)
-    return [value.tolist() for value in model.state_dict().values()]
-
-
-@pytest.mark.parametrize("shards", [1, 3, 6])
-def test_a_loss_of_the_whole_batch_may_change_a_buffer(shards):
-    torch.manual_seed(3)
-    model, dataset = Centred(), data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(6):
-        start = step * BATCH_SIZE % 36
-        optimizer.zero_grad()
-        batch = dataset[start : start + BATCH_SIZE]
-        away_from_the_centre(model, to_features(model, batch)).backward()
-        optimizer.step()
-    for name, mine in centred(shards).state_dict().items():
-        expected = model.state_dict()[name]
-        if shards == 1:
-            assert torch.equal(mine, expected), name
-        assert torch.allclose(mine, expected, atol=1e-6), name
-
-
-@pytest.mark.slow
-def test_a_buffer_of_such_a_loss_is_the_same_in_every_way(monkeypatch, tmp_path):
-    one_result(digest_of_centred, monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
