@@ -164,12 +164,6 @@ def test_a_callback_that_fails_at_an_error_hides_nothing(capsys):
     assert "Broken failed in `on_error`: ValueError: the second" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [print, Callback, "progress"])
-def test_what_is_no_callback_is_refused(wrong):
-    with pytest.raises(TypeError, match="`callbacks` must be a list of"):
-        make(wrong)
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -121,11 +121,6 @@ def test_what_a_tables_format_draws_depends_on_what_is_read():
     assert not torch.equal(first, fetch(torch.tensor([3, 4]), 1)["x"])
 
 
-def test_a_dict_of_datasets_is_refused_with_the_remedy():
-    with pytest.raises(TypeError, match=r"has 'train', 'test': pass one of them"):
-        digest_of({"train": [1, 2], "test": [3]})
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what that package imports
 @pytest.mark.parametrize("format", [None, "torch", "numpy"])

@@ -106,7 +106,6 @@ def test_a_norm_that_is_not_finite_is_an_error_everywhere_and_changes_nothing():
         ({"clip_norm": 0}, ValueError, "`clip_norm` must be above 0"),
         ({"clip_norm": float("nan")}, ValueError, "`clip_norm` must be above 0"),
         ({"clip_value": float("nan")}, ValueError, "`clip_value` must be above 0 and finite"),
-        ({"clip_norm": "1"}, TypeError, "`clip_norm` must be a number"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, ValueError, "in one way"),
     ],
 )

@@ -104,7 +104,6 @@ LISTS = [(row, ["a", "b"]) for row, _ in by_sign(32)]
     ("loss", "data", "words"),
     [
         (entropy, ONE_HOT, "call `.to(outputs.dtype)` on them, or `.argmax(1)`"),
-        (entropy, TensorDataset(X, Y[:, None]), "call `.squeeze(1)` on them"),
         (by_name, NAMED, "`remove_columns` of a `datasets.Dataset`"),
         (lambda model, batch: batch[1].shape, LISTS, "Let a `collate_fn` make tensors"),
     ],
@@ -149,7 +148,6 @@ class Around(nn.Module):
 @pytest.mark.parametrize(
     ("model", "fails_in_loss", "is_hinted"),
     [
-        (Silent(4, 2), False, True),
         (Around(Silent(4, 2), uses_it=True), False, True),
         (Around(Silent(4, 2), uses_it=False), True, False),  # which is not what failed
         (Around(Abstract(), uses_it=False), True, False),
