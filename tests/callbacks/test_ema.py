@@ -148,18 +148,6 @@ def test_validations_and_the_best_weights_may_be_of_the_average(tmp_path):
     assert validated(tmp_path, directory=tmp_path / "run")[1:] == (kept, best, digest)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_they_are_the_same_after_a_kill(tmp_path, monkeypatch, rank):
-    alone = validated(tmp_path, steps=300)
-    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank={rank},step=6")
-    found = unisono.launch(validated, tmp_path, 300, workers=2)
-    assert [one[1:] for one in found] == [alone[1:]] * 2
-    assert found[1 - rank][0] == alone[0]
-    joined_at = found[rank][0][0][0]
-    assert joined_at < 250, "the replacement has come too late to prove anything"
-
-
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [

@@ -16,7 +16,6 @@ from tests.promises import promise
 from torch import nn
 
 from unisono.engine.state.contents import digest_of
-from unisono.engine.state.load import plain_weights
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.folder import (
@@ -262,19 +261,6 @@ def test_only_a_folder_under_its_last_name_is_had(tmp_path):
     assert not store.has(1)
 
 
-def full_disk(*args):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
-    store = RunDirectory(tmp_path, keep=2)
-    store.write(1, CONTENTS)
-    monkeypatch.setattr(folder, "_write_synced", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        store.write(2, CONTENTS)
-    assert os.listdir(store.folder) == ["step-000000000001"]
-
-
 def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
     store = RunDirectory(tmp_path, keep=3)
     for step in range(1, 6):
@@ -350,16 +336,6 @@ def test_the_layout_in_memory_does_not_count():
     before = digest_of(model, optimizer)
     model[0].weight.data = model[0].weight.data.t().contiguous().t()
     assert digest_of(model, optimizer) == before
-
-
-def test_wrappers_leave_no_prefix_in_the_names():
-    class Wrapper(nn.Module):
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-    model = make()[0]
-    assert plain_weights(Wrapper(model)).keys() == model.state_dict().keys()
 
 
 def test_what_may_not_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch):

@@ -554,25 +554,6 @@ def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(alone
         assert sorted(here) == sorted(sum(there, []))
 
 
-@pytest.mark.slow
-def test_a_run_resumes_in_the_midst_of_an_epoch_with_other_loader_processes(tmp_path):
-    dataset = augmenting.Noisy("numpy")
-    whole = augmenting.train(dataset, 0, totals={"steps": 12})
-    for loader_workers, steps in ((2, 3), (0, 7), (1, 12)):
-        totals = {"steps": steps}
-        result = augmenting.train(dataset, loader_workers, totals=totals, directory=tmp_path)
-    assert result == whole
-
-
-@pytest.mark.slow
-def test_workers_that_are_killed_cost_nothing_with_loader_processes(monkeypatch):
-    alone = augmenting.train(augmenting.Noisy("torch"), 0)
-    kills = ("rank=1,step=4,at=update", "rank=2,step=7,at=shard", "rank=0,step=10,at=begin")
-    monkeypatch.setenv("UNISONO_FAULTS", "; ".join(f"kill:{kill}" for kill in kills))
-    results = unisono.launch(augmenting.train, augmenting.Noisy("torch"), 2, workers=3)
-    assert results == [alone] * 3
-
-
 def train_long(*arguments):
     loader._LONG = 1
     return augmenting.train(*arguments)

@@ -13,7 +13,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from tests.loaders import loader_of
 from tests.promises import promise
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -383,34 +382,6 @@ def made(**options):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return unisono.Trainer(model, optimizer, lambda model, batch: model(batch).mean(), **options)
-
-
-def train(make):
-    dataset, collate = taken(make())
-    trainer = made(shards=4)
-    try:
-        trainer.fit(loader_of(dataset, 8, collate_fn=collate), epochs=2)
-    except unisono.errors.LoadingError:
-        assert trainer.run.position.step == 0
-        raise
-    return trainer.digest()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [Counting, Caching])
-def test_several_workers_are_told_the_same(make):
-    with pytest.raises(unisono.errors.LoadingError) as alone:
-        train(make)
-    with pytest.raises(unisono.errors.LoadingError) as caught:
-        unisono.launch(train, make, workers=3)
-    assert str(caught.value) == str(alone.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [Cached, Derived])
-def test_several_workers_come_to_the_same_with_a_cache(make):
-    alone = train(make)
-    assert unisono.launch(train, make, workers=3) == [alone] * 3
 
 
 class Levelled(Plain):

@@ -35,13 +35,6 @@ def test_one_shard_has_the_bits_of_a_plain_loop(case, device):
     assert first_difference(unisono_loop(case, device, STEPS), theirs) is None
 
 
-@pytest.mark.parametrize("case", EVERY_CASE)
-def test_a_plain_loop_repeats_itself(case, device):
-    """Else the tests above would prove nothing."""
-    again = plain_loop(case, device, STEPS)
-    assert first_difference(plain_loop(case, device, STEPS), again) is None
-
-
 def test_a_run_repeats_itself_whatever_the_device_has_computed_before(device):
     first = train("cnn", device, 4, STEPS)
     junk = torch.randn(257, 129, device=device)

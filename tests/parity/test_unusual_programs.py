@@ -1,7 +1,6 @@
 """Programs that a reviewer broke the promise with are refused, or do what they should."""
 
 import io
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -221,13 +220,6 @@ def test_a_buffer_keeps_its_identity():
     trainer.fit(data(), batch_size=10, steps=3)
     assert model.alias[0] is model.count
     assert model.count == 3
-
-
-def test_parameters_over_the_same_memory_are_refused():
-    model = nn.ModuleDict(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3)))
-    model["b"].weight.data = model["a"].weight.data
-    with pytest.raises(ValueError, match=r"`a\.weight` and `b\.weight` are two objects"):
-        check_contents(model, torch.optim.SGD(model.parameters()), host())
 
 
 def a_view_of_a_buffer(model):

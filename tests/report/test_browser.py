@@ -17,7 +17,6 @@ pytestmark = [
 ]
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 PLOTTED = "document.querySelectorAll('.plot .main-svg').length"
-WIDTHS = "[...document.querySelectorAll('.plot')].map(one => one.getBoundingClientRect().right)"
 DRAWN = """[...document.querySelectorAll('.plot')].map(plot => ({
   title: plot.getAttribute('aria-label'),
   curves: plot.querySelectorAll('.scatterlayer .js-line').length,

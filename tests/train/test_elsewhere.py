@@ -58,15 +58,6 @@ def test_bits_are_those_of_one_process(job, world_size, loader_workers):  # noqa
     assert [one.value for one in said] == [undisturbed()] * world_size, said
 
 
-def test_a_run_goes_on_from_its_checkpoint_on_any_number_of_workers(job, tmp_path):  # noqa: F811
-    for world_size, steps in ((3, 8), (2, 14), (3, 24)):
-        work = functools.partial(train, str(tmp_path / "run"), steps=steps)
-        said = job.run(in_a_fork(work), world_size)
-        assert not any(one.error for one in said), said
-    assert said[0].value == undisturbed()
-    assert train(str(tmp_path / "run")) == undisturbed()
-
-
 def test_all_workers_use_the_directory_that_rank_0_has_named(job, tmp_path):  # noqa: F811
     def work():
         return train(str(tmp_path / f"run of {os.getpid()}"), steps=8)

@@ -73,17 +73,6 @@ def test_a_history_travels_as_what_it_is():
     assert json.loads(json.dumps(found)) == found
 
 
-def of_workers():
-    return list(history())
-
-
-@pytest.mark.slow
-def test_the_history_is_that_of_one_worker_whoever_is_lost(monkeypatch):
-    whole = of_workers()
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=6; kill:rank=0,step=14")
-    assert unisono.launch(of_workers, workers=2) == [whole] * 2
-
-
 class Fails:
     """A metric that fails on the second of two data sets."""
 

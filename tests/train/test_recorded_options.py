@@ -214,12 +214,9 @@ def test_a_run_says_what_is_overruled(tmp_path, capsys):
     assert "lr: 0.2 given, 0.1 kept" in capsys.readouterr().err
 
 
-def test_a_sweep_in_one_directory_is_refused(tmp_path, capsys):
+def test_a_run_that_is_finished_says_so(tmp_path, capsys):
     first = train(tmp_path, 3)
     assert "already finished" not in capsys.readouterr().out
-    with pytest.raises(unisono.errors.CheckpointError, match="a directory for each"):
-        train(tmp_path, 3, lr=0.2)
-    assert "lr: 0.2 given, 0.1 kept" in capsys.readouterr().out
     assert train(tmp_path, 3) == first
     out = capsys.readouterr().out
     assert out.count("the run is already finished, at epoch 0 and") == 1

@@ -80,12 +80,6 @@ t = trainer(Recomputing())
 fit(t)
 
 
-# %% hooks_on_gradients: SAME together
-t = trainer(normed())
-t.run.model[0].weight.register_hook(lambda gradient: gradient * 0.5)
-fit(t)
-
-
 # %% channels_last: SAME together
 m = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
 sgd = SGD(m.parameters(), lr=0.01, momentum=0.9)

@@ -31,21 +31,6 @@ t = trainer(net())
 fit(t, Rotated())
 
 
-# %% running_mean_from_step_ten_on: REFUSED
-class Whitened(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.mean = net(), torch.zeros(8)
-
-    def forward(self, x):
-        if self.training and unisono.progress().step >= 10:
-            self.mean = self.mean.lerp(x.mean(0), 0.1)
-        return self.net(x - self.mean)
-
-
-t = trainer(Whitened())
-fit(t)
-
 # %% hard_ones_once_it_is_good: REFUSED
 hard = set()
 
@@ -75,18 +60,3 @@ class Warms:
 
 t = trainer(net())
 fit(t, collate=Warms())
-
-
-# %% least_loss_after_a_warm_up: REFUSED
-class Patient:
-    least = 9.0
-
-    def __call__(self, m, b):
-        found = loss(m, b)
-        if unisono.progress().step > 6:
-            self.least = min(self.least, found.item())
-        return found * min(self.least, 1.0)
-
-
-t = trainer(net(), Patient())
-fit(t)
