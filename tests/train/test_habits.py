@@ -258,6 +258,16 @@ ANSWERS = [
     (lambda: command("new", "gann"), "NAME must be a recipe.*did you mean `unisono new gan`?"),
     (lambda: command("rum", "x.py"), "no such command 'rum'.*did you mean 'run'?"),
     (lambda: command("run", "--worker", "2", "x.py"), "option '--worker'.*'--workers-per-gpu'?"),
+    (lambda: command("train.py"), "a command must come first.*`unisono run train.py`"),
+    (
+        lambda: command("run", "--nnodes", "2", "--rendezvous", "host:1", __file__),
+        "the number of this host.*add `--node-rank 0` on the first host",
+    ),
+    (
+        lambda: fit(loss=lambda model, batch: cross_entropy(model, batch).detach()),
+        "must depend on the model's parameters.*compute it from the model's output",
+    ),
+    (lambda: fit({"train": DATA, "test": DATA}), "has 'train', 'test'"),
     (lambda: command("where"), "missing argument.*see `unisono where --help`"),
     (lambda: command("report", "a", "b"), "extra argument (b).*unisono report --h"),
     (lambda: fit((X, Y)), f"{SAMPLES} tuple has 2 arrays of 64 rows: pass"),
