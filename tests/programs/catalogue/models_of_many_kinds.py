@@ -117,7 +117,7 @@ result = extra.tolist()
 
 
 # %% a_default_device: SAME together
-torch.set_default_device(DEVICE)
+torch.set_default_device(DEVICE if DEVICE == "cpu" else f"{DEVICE}:{unisono.world().local_rank}")
 try:
     kept = "run" if unisono.world().world_size == 1 else None
     m = normed()
