@@ -3,6 +3,7 @@
 import copy
 import io
 
+import pytest
 import torch
 from tests.classified import by_sign, cross_entropy
 from torch import nn
@@ -46,3 +47,8 @@ def best_model():
 def test_a_model_can_be_copied_and_saved_in_a_loop():
     kept, _ = best_model()
     assert len(kept) == 9
+
+
+@pytest.mark.slow
+def test_copies_are_the_same_on_two_workers():
+    assert unisono.launch(best_model, workers=2) == [best_model()] * 2
