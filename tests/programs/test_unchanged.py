@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.programs.account import Account
-from unisono.programs.holders import Holder
+from unisono.programs.holders import Content, Holder, Kind
 from unisono.programs.unchanged import Unchanged
 from unisono.programs.walk import Walk
 
@@ -112,6 +112,20 @@ def test_an_account_like_another_is_that_of_a_new_reading(seed: int) -> None:
         ]
         assert [one.key for one in account.holders] == [one.key for one in read.holders]
         assert account.changes() == []
+
+
+def test_what_could_not_be_read_is_read_once_it_can_be() -> None:
+    late: list[int] = []
+
+    def read(owner: Any, names: Any) -> Content:
+        return (), (owner[0],)  # raises as long as it is empty
+
+    places = [Holder("late", Kind("late", read), late, key="late")]
+    before = Account(places)
+    late.append(1)
+    again = Account(places, like=before)
+    late[0] = 2
+    assert [change.holder for change in again.changes()] == places
 
 
 def test_only_what_may_have_changed_is_read() -> None:

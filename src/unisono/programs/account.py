@@ -52,7 +52,7 @@ class Account:
         holders: the places.
         copies: whether to copy tensors and arrays, so that they can be restored.
         apart: identities of values to ignore, such as a model's buffers.
-        like: an earlier account; if it has the same places, only some are read again.
+        like: an earlier account; if it has all the same places, only some are read again.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class Account:
     ) -> None:
         self._then: dict[str, tuple[Holder, Content]] = {}
         self._copies: dict[str, Any] = {}
-        self._apart, self._walked = apart, holders
+        self._apart, self._walked, self._has_all = apart, holders, True
         room = _COPIED_IN_ALL if copies else 0
-        if like is None or like._walked is not holders or like._apart != apart:
+        is_alike = like is not None and like._walked is holders and like._apart == apart
+        if like is None or not (is_alike and like._has_all):
             self._read(holders, room)
             return
         rest = like._rest()
@@ -83,11 +84,13 @@ class Account:
         for holder in holders:
             if id(holder.owner) in self._apart or holder.kind in (h.DRAWN, h.POSITION):
                 continue
-            with suppress(Exception):  # such as a tensor without storage
+            try:
                 self._then[holder.key] = holder, holder.read()
                 if holder.kind is h.CONTENTS and holder.owner.nbytes <= min(_COPIED, room):
                     room -= holder.owner.nbytes
                     self._copies[holder.key] = cloned(holder.owner)
+            except Exception:  # such as a tensor without storage, which it may have later
+                self._has_all = False
 
     @property
     def holders(self) -> list[Holder]:

@@ -148,6 +148,8 @@ def _is_same(one: Any, other: Any) -> bool:
     if kind is tuple:
         return len(one) == len(other) and all(map(_is_same, one, other))
     if kind is frozenset:
+        if {*map(id, one)} == {*map(id, other)}:
+            return True
         return {*map(_element, one)} == {*map(_element, other)}
     return (kind in PLAIN or kind in (range, slice)) and bool(one == other)
 
