@@ -423,6 +423,42 @@ def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None
     assert [output.process.returncode for output in outputs] == [1, 1]
 
 
+def test_more_losses_than_are_allowed_make_all_hosts_begin_again(make_hosts: MakeHosts) -> None:
+    """As often as `--restarts` allows: the same worker is killed in each start."""
+    program = [TRAIN, "cnn", *LONGER]
+    kills = ["kill:rank=3,step=2,at=gradients", "kill:rank=3,at=join"]
+    outputs = unisono_run(make_hosts(2), [2, 2], program, faults=kills, flags=["--restarts", "1"])
+    text = outputs[1].end()
+    assert text.count("All hosts begin again once they are there") == 1
+    assert text.count("`--restarts` allows no other start") == 1
+    outputs[0].end()
+    assert [output.process.returncode for output in outputs] == [1, 1]
+
+
+def test_a_worker_lost_in_a_process_group_makes_all_hosts_begin_again(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    program = tmp_path / "grouped.py"
+    program.write_text(GROUPED)
+    outputs = unisono_run(make_hosts(2), [1, 2], [str(program)])
+    text = all_well(outputs)
+    assert text.count("All hosts begin again once they are there") == 2
+    assert text.count("the sum is 3") == 3
+
+
+GROUPED = """
+import os, pathlib, signal, torch, torch.distributed as dist, unisono
+with unisono.distributed.init() as here:
+    lost = pathlib.Path(__file__).with_name("lost")
+    if here.rank == 2 and not lost.exists():
+        lost.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"the sum is {int(total)}\\n", end="", flush=True)
+"""
+
+
 def test_an_exception_on_one_host_ends_all_and_is_shown_once(make_hosts: MakeHosts) -> None:
     """Host 0 has the larger address, which torch would count as the second one."""
     outputs = unisono_run(make_hosts(2)[::-1], [1, 2], [TRAIN, "cnn", *LONGER, "--raises", "2"])

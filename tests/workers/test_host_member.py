@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from unisono.errors import PeerLostError, RendezvousError
 from unisono.runtime.workers import launcher_messages as messages
 from unisono.runtime.workers.host_member import HostMember
+from unisono.runtime.workers.supervisor import LauncherLink
 
 
 def member(**has: Any) -> Any:
@@ -41,7 +42,7 @@ def test_a_worker_that_has_given_up_does_not_say_that_its_loop_has_ended(
         raise LOST
 
     sent, published = [], []
-    monkeypatch.setattr(HostMember.__mro__[1], "notify", lambda self, message: sent.append(message))
+    monkeypatch.setattr(LauncherLink, "notify", lambda self, message: sent.append(message))
     one: Any = object.__new__(HostMember)
     one._store_request, one._await_launchers = nullcontext, lost
     one._publish_outcome = published.append
@@ -55,10 +56,6 @@ def test_a_worker_that_has_given_up_does_not_say_that_its_loop_has_ended(
 def test_a_worker_that_cannot_be_reached_after_a_restart_is_sought_again(
     is_replacement: bool, times: int
 ) -> None:
-    @contextmanager
-    def as_it_is() -> Any:
-        yield
-
     tries = []
 
     def meet(index: int, snapshot: int) -> str:
@@ -69,7 +66,7 @@ def test_a_worker_that_cannot_be_reached_after_a_restart_is_sought_again(
 
     one = member(
         is_replacement=is_replacement,
-        _store_request=as_it_is,
+        _store_request=nullcontext,
         _is_over=lambda index: False,
         _meet_in_round=meet,
     )

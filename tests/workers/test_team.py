@@ -1,12 +1,15 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 from tests.threads import in_threads
 from tests.workers.fake_launcher import Death, Job
 
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, PeerLostError
 from unisono.runtime.workers.context import context, refuse_larger_group
 from unisono.runtime.workers.external import ExternallyLaunched
+from unisono.runtime.workers.meeting_point import Departure
 from unisono.runtime.workers.team import Team
 from unisono.runtime.world import World
 from unisono.training.trainer import Trainer
@@ -68,6 +71,20 @@ def test_teams_agree_or_are_told_the_first_difference(teams):
         assert isinstance(error, MismatchError)
         assert "`batch_size` must be the same" in str(error)
         assert "32 on rank 0 and 33 on rank 1" in str(error)
+
+
+def test_the_end_is_not_awaited_of_a_host_that_cannot_be_reached():
+    how = {0: Departure.PRESENT, 1: Departure.LOST, 2: Departure.UNREACHABLE}
+    barrier = SimpleNamespace(departure=how.get, lose=refuse)
+    team = SimpleNamespace(
+        is_ended_by=None, membership=SimpleNamespace(ranks=(0, 1, 2)), _barrier=barrier
+    )
+    with pytest.raises(PeerLostError, match="rank 2"):
+        Team.await_end(team)
+
+
+def refuse(rank, how):
+    raise PeerLostError(f"rank {rank} {how}", rank=rank)
 
 
 def test_a_team_of_one_waits_for_nobody(monkeypatch):

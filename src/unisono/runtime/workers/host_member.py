@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "UNISONO_JOB"
 CONNECTED = "connected"
 """In the store's part of a start: workers notice by themselves that a host is lost."""
-_WHERE = "where all continue, as a worker was lost"
-_WHERE_AT_FIRST = "where workers connect to those of other hosts"
+_WHERE = "the meeting of all hosts after the loss of a worker"
+_WHERE_AT_FIRST = "the first meeting of all hosts"
 _ROUND = "round"
 _ENDS = {messages.ProgramDone: Departure.FINISHED, messages.ProgramFailed: Departure.FAILED}
 _LOOK_EVERY_S = 0.05

@@ -127,6 +127,9 @@ class Team:
         limit_s = _ENDED_WITHIN_S + REMOTE.in_s()  # another host may copy to a URL until then
         until_s = time.monotonic() + limit_s
         while not self.is_ended_by:
+            for rank in self.membership.ranks:
+                if (how := self._barrier.departure(rank)) == Departure.UNREACHABLE:
+                    self._barrier.lose(rank, how)  # its host cannot report that the run has ended
             if time.monotonic() >= until_s:
                 raise UnisonoError(
                     f"the run must end on all hosts together, but the launcher of this one was not "
