@@ -122,6 +122,7 @@ def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status
         ((server_lost(-9),), TRY_AGAIN),
         ((ERROR_0, exited(0, 1), exited(1, -15)), 1),
         ((exited(1, 5), exited(0, -15)), 5),
+        ((exited(1, TRY_AGAIN), exited(0, -15)), 1),
         ((interrupted(2), exited(0, -15), exited(1, -9)), 130),
         (FINISHED, 0),
     ],

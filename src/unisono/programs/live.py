@@ -10,7 +10,6 @@ from __future__ import annotations
 import dis
 import functools
 import gc
-from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -34,17 +33,19 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return {name: there[name] for name in sorted(names & there.keys())}
 
 
-def names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that code, including inner functions, may use from globals or modules.
+@functools.lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> frozenset[str]:
+    """Return the names that code, including inner functions, may use from globals or modules.
 
     Includes strings, as in `globals()["rate"]` and `getattr(settings, "rate")`.
     """
-    yield from code.co_names
+    found = {*code.co_names}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from names_in(constant)
+            found |= names_in(constant)
         elif isinstance(constant, str) and constant.isidentifier():
-            yield constant
+            found.add(constant)
+    return frozenset(found)
 
 
 def orders_by_hash(code: CodeType) -> bool:

@@ -105,21 +105,20 @@ class Rehearsals:
         self._before: Account | None = None  # the passes of this step
         self._walk: Walk | None = None  # the newest one
         self._last: Account | None = None  # of it
-        self._known: dict[bool, tuple[Walk, Account]] = {}  # the walks before
+        self._known: tuple[Walk, Account] | None = None  # the walk before
         self.stored: list[Account] = []  # what passes stored, after each shard
 
     def close(self) -> None:
         """Release what is kept for the loop."""
         self._earlier.clear()
-        self._known.clear()
-        self._last = None
+        self._known = self._last = None
         self._begun.clear()
         self.stored.clear()
 
     def begin(self) -> None:
         """Record what the program keeps before a step's samples are read."""
         self.stored.clear()
-        self._before = self.account(self._reads)
+        self._before = self.account()
 
     def compute(self, step: Step, batch: Any, loss: Compute) -> None:
         """Rehearse this shard, then compute it; raise if it is not a function of its samples."""
@@ -172,7 +171,7 @@ class Rehearsals:
         """Return what repeats the first shard of a custom loop. Collective."""
         copied = _spare if self.is_exact else (lambda batch: None)
         body = BodyRehearsal(
-            partial(self.account, self._reads),
+            self.account,
             copied,
             self._refusal,
             self._take_out_of_body,
@@ -439,19 +438,18 @@ class Rehearsals:
         """Whether a repeated computation has the same bits."""
         return self._run.options.exact or self._run.device.is_host
 
-    def account(self, more: Mapping[str, Any] = MappingProxyType({})) -> Account:
+    def account(self) -> Account:
         """Return what the program keeps now, besides the model's parameters and buffers."""
-        known = self._known.get(bool(more))
-        if known is not None and not known[1].changes():
-            self._walk, account = known  # a place with a new object would have changed
+        if self._known is not None and not self._known[1].changes():
+            self._walk, account = self._known  # a place with a new object would have changed
             return account
         program = self._run.program if self._trains else {}
         roots = {"model": self._model, **self._functions, "": self._run.frame}
         roots |= {name: program[name] for name in ("on_gradients", "hooks") if program.get(name)}
-        self._walk = looked_at(self._model, {**roots, **more}, self._run.kept.optimizer)
+        self._walk = looked_at(self._model, {**roots, **self._reads}, self._run.kept.optimizer)
         account = self._account(self._walk)
         if self._run.frame is None:  # a frame's variables depend on the place
-            self._known[bool(more)] = self._walk, account
+            self._known = self._walk, account
         return account
 
     def _account_again(self) -> Account:

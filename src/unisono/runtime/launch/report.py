@@ -45,8 +45,10 @@ def exit_status(state: JobState, *, is_one_of_several: bool = False) -> int:
         return 1
     if cause.exit_code < 0:
         return 128 - cause.exit_code
-    # A worker that exited with 0 while others waited did not end the job successfully.
-    return cause.exit_code or 1
+    # A worker that exited with 0 while others waited did not end the job successfully, and a
+    # program may exit with any number.
+    is_taken = is_one_of_several and cause.exit_code == TRY_AGAIN
+    return 1 if is_taken else cause.exit_code or 1
 
 
 def failure_message(state: JobState, num_workers: int) -> str:
