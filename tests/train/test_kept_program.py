@@ -3,17 +3,23 @@
 In callbacks, optimizers, layers, closures.
 """
 
+import collections
 import copy
 import functools
 import json
+import math
 import os
+import pickle
+import subprocess
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.promises import promise
 from tests.replacements import wait_for_replacement
 from torch.utils.data import TensorDataset
@@ -23,7 +29,10 @@ from unisono.callbacks import Callback
 from unisono.engine.state.packing import pack_state, unpacked_state
 from unisono.errors import CheckpointError
 from unisono.programs.account import Account
+from unisono.programs.carry import Known, Unpacker
+from unisono.programs.forms import FORMS, Opaque
 from unisono.programs.kept import KeptProgram
+from unisono.programs.live import names_in
 from unisono.programs.walk import Walk
 
 
@@ -519,6 +528,52 @@ def test_a_hostile_checkpoint_gets_at_nothing_that_the_program_does_not_name(pac
     values = {"attributes thing": {"slots": {"number": packed}, "gone": []}}
     with pytest.raises(CheckpointError, match="restoring what the program had changed"):
         kept.load_state_dict({"loop": 1, "values": values, "own": [], "drawn": [], "replaced": []})
+
+
+def names_a_lot(model, trainer):
+    """Has names that are also those of functions that act on the system."""
+    model.eval(), trainer.run(), os.system, pickle.loads, torch.load, torch.tanh, np.load
+    return math.sqrt, np.tanh, F.gelu, subprocess, exec, open, len, collections.OrderedDict
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "is_restored"),
+    [
+        ("builtins", "eval", False),
+        ("builtins", "exec", False),
+        ("builtins", "open", False),
+        ("os", "system", False),
+        (__name__, "os.system", False),
+        ("subprocess", "run", False),
+        ("pickle", "loads", False),
+        ("torch", "load", False),
+        ("numpy", "load", False),
+        ("shutil", "rmtree", False),
+        ("torch.nn.functional", "gelu", True),
+        ("torch", "tanh", True),
+        ("numpy", "tanh", True),
+        ("math", "sqrt", True),
+        ("math", "FREXP".lower(), False),  # nothing names it
+        ("builtins", "len", True),
+        ("collections", "OrderedDict", True),
+        (__name__, "names_a_lot", True),
+    ],
+)
+@promise("nothing-lost.15")
+def test_a_file_gets_at_functions_that_only_compute(module, name, is_restored):
+    known = Known({"loss": names_a_lot}, {*names_in(names_a_lot.__code__)}, dict)
+    unpacker = Unpacker(known, torch.device("cpu"))
+    with nullcontext() if is_restored else pytest.raises(Opaque):
+        unpacker.unpack({"@": "name", "n": 0, "module": module, "name": name})
+
+
+def test_unpacking_calls_nothing():
+    unpacker = Unpacker(Known({"loss": names_a_lot}, set(), dict), torch.device("cpu"))
+    calling = {"@": "value", "n": 1, "of": ["iter", {"@": "at", "path": "loss"}, 0, None]}
+    with pytest.raises(ValueError, match="iter"):
+        unpacker.unpack({"@": "value", "n": 0, "of": ["bytearray", calling, None]})
+    with pytest.raises(RuntimeError, match="index"):
+        FORMS["sparse"].make(torch.tensor([[1 << 33]]), torch.ones(1), torch.Size([1]))
 
 
 def test_what_was_damaged_in_a_checkpoint_is_refused():

@@ -8,9 +8,10 @@
     closures, lambdas     {"@": "function", …}: the same code in the restarted program, with cells
     containers, objects   {"@": kind, "n": number, parts}; seen again {"@": "again", number}
 
-Unpacking never imports or calls anything that only the data names: classes and functions must be
-named or defined by the program's own code, and objects are created without calling their class.
-Others raise :class:`Opaque`.
+Unpacking never imports or calls anything that the data names: classes and functions must be defined
+by the program's own code, or be what that code gets by names in it, and objects are created without
+calling their class. Functions that act on files or the system are not restored even then. Others
+raise :class:`Opaque`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import itertools
 import json
 import random
 import sys
@@ -41,6 +41,18 @@ from unisono.runtime.device import bytes_of, on_host
 
 Packed = Any
 _CLASSES = {"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set"}
+_OF_BUILTINS = {"abs", "all", "any", "chr", "divmod", "hash", "id", "len", "max", "min", "ord"}
+_OF_BUILTINS |= {"pow", "repr", "round", "sorted", "sum"}
+# Modules of Python whose functions and classes touch neither files nor the system.
+_INERT = {"_collections", "_decimal", "_functools", "_heapq", "_operator", "_queue", "_random"}
+_INERT |= {"abc", "argparse", "array", "bisect", "cmath", "collections", "copy", "dataclasses"}
+_INERT |= {"datetime", "decimal", "enum", "fractions", "functools", "heapq", "itertools", "math"}
+_INERT |= {"numbers", "operator", "queue", "random", "re", "statistics", "string", "textwrap"}
+_INERT |= {"time", "types", "typing", "uuid", "weakref"}
+_ACTS = {"compile", "download", "eval", "exec", "import", "install", "launch", "load", "loads"}
+_ACTS |= {"open", "pickle", "pretrained", "read", "run", "save", "spawn", "system", "write"}
+_WITH_MODULES = (types.FunctionType, type)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)
 _MEMORIES = (torch.Tensor, np.ndarray)
 _OF_LAYOUT = ("__dict__", "__weakref__")
 _OF_C = ("builtin_function_or_method", "method_descriptor")
@@ -68,17 +80,20 @@ class Known:
         return {id(type(thing)) for thing in self.things.values()}
 
     @functools.cached_property
+    def _modules(self) -> dict[str, types.ModuleType]:
+        """The program's own modules."""
+        owners = (one for one in self.things.values() if isinstance(one, _WITH_MODULES))
+        names = {str(owner.__module__) for owner in owners}
+        own = {name for name in names & sys.modules.keys() if not is_of_a_library(name)}
+        return {name: sys.modules[name] for name in sorted(own | {"__main__"})}
+
+    @functools.cached_property
     def _codes(self) -> dict[str, types.CodeType]:
         found: dict[str, types.CodeType] = {}
-        modules = dict[str, types.ModuleType]()
         for thing in [*self.things.values()]:
-            if isinstance(thing, (types.FunctionType, type)):
-                name = thing.__module__
-                if name in sys.modules and not is_of_a_library(name):
-                    modules[name] = sys.modules[name]
-                if isinstance(thing, types.FunctionType):
-                    found |= {key_of(code): code for code in _codes_in(thing.__code__)}
-        for module in [*modules.values(), sys.modules["__main__"]]:
+            if isinstance(thing, types.FunctionType):
+                found |= {key_of(code): code for code in _codes_in(thing.__code__)}
+        for module in self._modules.values():
             with suppress(Exception):
                 source = inspect.getsource(module)
                 whole = compile(source, module.__file__ or "", "exec", dont_inherit=True)
@@ -87,9 +102,24 @@ class Known:
         return found
 
     @functools.cached_property
-    def _names_in_modules(self) -> set[str]:
-        """The names that code outside of functions uses, too."""
-        return set(itertools.chain.from_iterable(map(names_in, self._codes.values())))
+    def _reached(self) -> set[int]:
+        """The identities of what the program's code can get by the names in it.
+
+        Those of code outside of functions count, too, and names of imported modules.
+        """
+        names = self.names.union(*map(names_in, self._codes.values()))
+        imported = [sys.modules[name] for name in names & sys.modules.keys()]
+        found = set(map(id, imported))
+        waiting = [vars(module) for module in (*self._modules.values(), *imported)]
+        while waiting:
+            space = waiting.pop()
+            for one in [space[name] for name in names & space.keys()]:
+                one = _bare(one)
+                if id(one) not in found:
+                    found.add(id(one))
+                    if isinstance(one, (types.ModuleType, type)):
+                        waiting.append(vars(one))
+        return found
 
     def code(self, key: str) -> types.CodeType | None:
         """Return the program's code with this key."""
@@ -98,25 +128,31 @@ class Known:
     def named(self, module: str, name: str) -> Any:
         """Return the program's object with a qualified name, if its own code may use it."""
         found: Any = sys.modules.get(module)
-        if found is None or "<" in name:
-            raise Opaque(f"{module}.{name}")
         for part in name.split("."):
-            found = vars(found).get(part) if found is not None else None
-        if isinstance(found, (staticmethod, classmethod)):
-            found = found.__func__
-        if found is None or not self._is_allowed(module, name, found):
+            found = vars(found).get(part) if isinstance(found, (types.ModuleType, type)) else None
+            found = None if isinstance(found, types.ModuleType) else _bare(found)
+        if not isinstance(found, (type, *_FUNCTIONS)) or not self._is_allowed(found):
             raise Opaque(f"{module}.{name}")
         return found
 
-    def _is_allowed(self, module: str, name: str, found: Any) -> bool:
-        first = name.split(".")[0]
+    def module(self, name: str) -> types.ModuleType:
+        """Return a module that the program's code names."""
+        found = sys.modules.get(name)
+        if found is None or id(found) not in self._reached or not _is_inert(name, ""):
+            raise Opaque(name)
+        return found
+
+    def _is_allowed(self, found: Any) -> bool:
+        module, name = _module_of(found), found.__name__
+        if module == "builtins" and name in _OF_BUILTINS | _CLASSES:
+            return True
+        if module == "builtins" and isinstance(found, types.MethodDescriptorType):
+            return True
         return (
             not is_of_a_library(module)
-            or first in self.names
-            or (module == "builtins" and name in _CLASSES)
             or id(found) in self._kinds
             or _is_of_torch(found)
-            or first in self._names_in_modules  # the last, as it compiles the program's modules
+            or (_is_inert(module, name) and id(found) in self._reached)
         )
 
     def tensor(self, name: str) -> Any:
@@ -138,6 +174,24 @@ class Known:
     def _is_known(self, name: str) -> bool:
         """Return whether other processes have a tensor; optimizers create their state in steps."""
         return name in self._then or name.startswith("optimizer ")
+
+
+def _bare(found: Any) -> Any:
+    return found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+
+
+def _module_of(found: Any) -> str:
+    """Return the module of a class or a function; "" if it is unknown."""
+    owner = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
+    of_owner = getattr(owner, "__module__", None) or getattr(owner, "__name__", None)
+    return str(getattr(found, "__module__", None) or of_owner or "")
+
+
+def _is_inert(module: str, name: str) -> bool:
+    """Return whether a library's object acts on neither files nor the system, by its name."""
+    package = module.partition(".")[0]
+    is_of_python = package in sys.stdlib_module_names and package not in _INERT
+    return not is_of_python and _ACTS.isdisjoint(name.split("_"))
 
 
 def _is_of_torch(found: Any) -> bool:
@@ -225,7 +279,7 @@ class Packer:
             return {"@": "code", "code": key_of(value)}
         if isinstance(value, (type, np.ufunc)) or kind.__name__ in _OF_C:
             return self._of_name(value)
-        if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+        if isinstance(value, types.ModuleType) and self._known.module(value.__name__) is value:
             return {"@": "module", "module": value.__name__}
         return self._of_object(value, kind)
 
@@ -365,9 +419,7 @@ class Unpacker:
         if mark == "name":
             return self._known.named(packed["module"], packed["name"])
         if mark == "module":
-            if packed["module"].split(".")[-1] not in self._known.names:
-                raise Opaque(packed["module"])
-            return sys.modules[packed["module"]]
+            return self._known.module(packed["module"])
         if mark == "function":
             return self._function(packed)
         if mark == "code" and (code := self._known.code(packed["code"])) is not None:
@@ -394,7 +446,7 @@ class Unpacker:
         made.__qualname__ = code.co_qualname
         made.__defaults__ = self.unpack(packed["defaults"])
         made.__kwdefaults__ = self.unpack(packed["keywords"])
-        made.__dict__.update(self.unpack(packed["attributes"]))
+        made.__dict__.update(dict.items(self.unpack(packed["attributes"])))
         return made
 
     def _object(self, packed: dict[str, Any]) -> Any:

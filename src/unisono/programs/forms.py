@@ -142,7 +142,7 @@ def _parts_of_sparse(value: Any) -> tuple[Any, ...]:
 
 
 def _sparse(places: Any, values: Any, shape: Any) -> torch.Tensor:
-    return torch.sparse_coo_tensor(places, values, shape, check_invariants=False)
+    return torch.sparse_coo_tensor(places, values, shape, check_invariants=True)
 
 
 def _weak(to: Any) -> Any:
@@ -165,9 +165,9 @@ def _parts_of_value(value: Any) -> tuple[Any, ...]:
 
 def _value(name: str, *rest: Any) -> Any:
     make = _ITERATORS.get(name) or next((v for v in _VALUES if _value_name(v) == name), None)
-    if make is None:
-        raise ValueError(name)
     *arguments, state = rest
+    if make is None or (make is iter and len(arguments) != 1):  # with two, it calls the first
+        raise ValueError(name)
     value = make(*arguments)
     if state is not None:
         value.__setstate__(state)
