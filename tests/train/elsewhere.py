@@ -23,18 +23,19 @@ from tests.parity import cases
 STEPS = 24
 
 
-def train(directory: str | None = None, *, loader_workers: int = 0, steps: int = STEPS):
+def train(
+    directory: str | None = None, *, loader_workers: int = 0, steps: int = STEPS, every: int = 1
+):
     """Train to `steps` steps; returns what must be the same everywhere."""
     torch.manual_seed(11)
     model = cases.Cnn(norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    every = None if directory is None else 1
     trainer = unisono.Trainer(
         *(model, optimizer, cases.classify),
         shards=4,
         seed=3,
         directory=directory,
-        checkpoint=every,
+        checkpoint=None if directory is None else every,
     )
     loader = loader_of(cases.images(), cases.BATCH_SIZE, num_workers=loader_workers)
     for end in (steps // 2, steps):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from tests.promises import promise
 from tests.train.elsewhere import train
 from tests.warm import processes
-from tests.workers.forked import job  # noqa: F401
+from tests.workers.forked import TIMEOUT_S, job  # noqa: F401
 
 from unisono.runtime.checkpoint.run_directory import RunDirectory
 
@@ -84,6 +85,40 @@ def test_who_is_lost_ends_the_others_by_name(job, fault, words):  # noqa: F811
         assert said[rank].error == "PeerLostError", said
         assert words in said[rank].text
         assert "of step 9" in said[rank].text
+
+
+@promise("where-it-ends.7")
+@pytest.mark.parametrize(
+    ("signum", "error", "words"),
+    [
+        (signal.SIGKILL, "PeerLostError", "rank 0 has died, its process "),
+        (signal.SIGSTOP, "WaitTimeoutError", "the previous checkpoint must be written"),
+    ],
+)
+def test_a_worker_that_is_lost_while_it_writes_a_checkpoint(
+    job,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    signum,
+    error,
+    words,
+):
+    """The last checkpoint of a loop, of step 4, waits for that of step 3."""
+
+    def gone(*_):
+        time.sleep(0.5)  # the others come to where they wait
+        os.kill(os.getpid(), signum)
+        time.sleep(TIMEOUT_S)
+
+    monkeypatch.setattr(RunDirectory, "write", gone)
+    work = in_a_fork(functools.partial(train, str(tmp_path / "run"), steps=8, every=3))
+    forks = [
+        job.start(functools.partial(work, rank), rank, 2, UNISONO_MEETING_TIMEOUT="3")
+        for rank in range(2)
+    ]
+    said = forks[1].end()
+    forks[0].kill()
+    assert (said.error, words in said.text) == (error, True), said
 
 
 @promise("where-it-ends.7")

@@ -18,11 +18,11 @@ import torch
 from unisono.engine.state.packing import unpacked_state
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.engine import StepEngine
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, WaitTimeoutError
 from unisono.plan.samples import SamplePlan
 from unisono.programs.kept import KEY
 from unisono.runtime.checkpoint.run_directory import ENDED, LEFT
-from unisono.runtime.timeouts import NOTICE
+from unisono.runtime.timeouts import MEETING, NOTICE
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import NoRecovery
 from unisono.training.callbacks.callback import Callback
@@ -301,12 +301,26 @@ class Boundary:
         return self._kept.collect(self._identity, with_optimizer=with_optimizer, was_left=was_left)
 
     def _wait_for_disk(self) -> None:
-        """Wait until the previous checkpoint is on disk, which then sets the pace."""
+        """Wait until the previous checkpoint is on disk, which then sets the pace.
+
+        Without our launcher a worker writes it, and may be lost or stopped meanwhile.
+        """
         start_s = time.monotonic()
         is_told, notice_after_s = False, NOTICE.in_s()
         while self._memory.snapshots.is_writing:
             time.sleep(_POLL_S)
-            if not is_told and time.monotonic() - start_s >= notice_after_s:
+            waited_s = time.monotonic() - start_s
+            if not self._team.supervisor.can_replace:
+                self._team.stop_if_lost()
+                if waited_s >= MEETING.in_s():
+                    raise WaitTimeoutError(
+                        f"the previous checkpoint must be written before the next one, but was "
+                        f"not in {waited_s:.1f} s: look at the disk, and at what the worker that "
+                        f"writes it does.",
+                        missing=(self._team.neighbours[0],),
+                        waited_s=waited_s,
+                    )
+            if not is_told and waited_s >= notice_after_s:
                 is_told = True
                 if self._checkpoints is not None:
                     self._checkpoints.report_slow_disk(notice_after_s)
