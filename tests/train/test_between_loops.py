@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 
 import unisono
 from unisono.callbacks import EarlyStopping
+from unisono.errors import CheckpointError
 
 
 def note(files: Path, name: str, model: nn.Module, **seen: Any) -> None:
@@ -146,6 +148,29 @@ def test_a_replacement_writes_what_was_there(program, workers, monkeypatch, tmp_
         digests = unisono.launch(silent, program, directory, tmp_path, workers=workers)
         assert digests == [undisturbed(program)[0]] * workers
         assert written(tmp_path) == undisturbed(program)[1]
+
+
+def leaves_what_cannot_be_saved(directory: Path, loops: int) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = unisono.Run(model, optimizer, shards=2, directory=directory)
+    data = torch.utils.data.TensorDataset(torch.ones(8, 3))
+    for _ in range(loops):
+        for step in run.steps(data, batch_size=4, steps=4):
+            with step:
+                for (rows,) in step.shards:
+                    step.backward(model(rows).mean())
+            run.state["lock"] = threading.Lock()
+            break
+
+
+@promise("nothing-lost.13")
+@pytest.mark.parametrize("loops", [1, 2])
+def test_a_loop_that_is_left_and_not_saved_ends_the_program(tmp_path, capfd, loops):
+    """Python discards what is raised where a `break` closes the steps."""
+    with pytest.raises(CheckpointError, match="`lock` in"):
+        unisono.launch(leaves_what_cannot_be_saved, tmp_path, loops, workers=2)
+    assert "that was left at step 1 is not saved: `lock` in" in capfd.readouterr().err
 
 
 @promise("conditions.1")

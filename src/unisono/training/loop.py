@@ -58,6 +58,7 @@ from unisono.programs.walk import VISITED_AT_MOST, programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
 from unisono.runtime.training_progress import now
+from unisono.runtime.workers.context import context
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import Live, Passed
 from unisono.runtime.workers.memory import keep_freed_memory
@@ -106,6 +107,8 @@ def begin_loop(
     A trainer passes the program's `functions`, and the `loss` if it is computed per shard; a custom
     loop runs in a `frame`.
     """
+    if (error := context().unsaved) is not None:
+        raise error
     every = None if run.checkpoints is None else run.checkpoints.every
     if plan.samples.is_endless and every is not None and every.epochs is not None:
         raise no_epochs("checkpoint")
@@ -332,7 +335,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             try:
                 yield boundary
             except GeneratorExit:
-                boundary.leave()
+                _leave(run, boundary)
                 raise
     finally:
         run.engine = run.frame = None
@@ -345,6 +348,20 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
         ).encode()
         has_ended = boundary is not None and boundary.has_ended
         run.replicated_calls.leave_loop(end if has_ended else None)
+
+
+def _leave(run: RunContext, boundary: Boundary) -> None:
+    """Save the result of a loop that the program leaves.
+
+    Python discards what is raised here, as the generator of the steps may be closed anywhere: the
+    error is raised when the next loop begins, or once the program has ended.
+    """
+    try:
+        boundary.leave()
+    except Exception as error:
+        context().unsaved = error
+        step = run.kept.position.step
+        run.say(f"the result of the loop that was left at step {step} is not saved: {error}")
 
 
 def _entered(

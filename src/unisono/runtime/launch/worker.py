@@ -127,6 +127,8 @@ def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
             torch_patches.apply(torch_patches.patches(link.control, rank, job.backend))
         link.notify(Begun())
         result = run_program(job)
+        if (unsaved := context().unsaved) is not None:
+            raise unsaved
     except BaseException as error:
         ended = error
     exit_code, text = _exit_status(ended)

@@ -40,6 +40,7 @@ class Context:
     """One process's place among the workers. See :func:`context`."""
 
     held: World | None = None  # set while the environment temporarily describes another worker
+    unsaved: Exception | None = None  # why a loop's result is not saved, raised when it can be
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a descriptor must not be taken over twice
