@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -72,6 +73,28 @@ def test_a_receive_can_be_asked_and_has_a_time_limit(as_ranks):
         return None
 
     assert as_ranks(2, work) == [4.0, None]
+
+
+def test_a_receive_that_has_timed_out_takes_no_later_message(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            time.sleep(0.5)
+            group.barrier().wait()
+            for number in (1.0, 2.0, 3.0):
+                group.send([torch.tensor([number])], 0, 0)
+            return group.barrier().wait()
+        given_up, tensors = torch.zeros(1), [torch.zeros(1), torch.zeros(1)]
+        receiving = group.recv([given_up], 1, 0)
+        with pytest.raises(WaitTimeoutError):
+            receiving.wait()
+        group.barrier().wait()
+        for tensor in tensors:
+            group.recv([tensor], 1, 0).wait()
+        receiving.wait()  # asks once more
+        group.barrier().wait()
+        return [tensor.item() for tensor in (*tensors, given_up)]
+
+    assert as_ranks(2, work, timeout_s=0.4) == [[1.0, 2.0, 3.0], True]
 
 
 @pytest.mark.slow

@@ -126,7 +126,25 @@ class Messages:
         return receive
 
     def wait(self, receive: Receive, timeout_s: float | None = None) -> None:
-        """Wait until the message has arrived; raise a MismatchError for a wrong size or dtype."""
+        """Wait until the message has arrived; raise a MismatchError for a wrong size or dtype.
+
+        A wait that ends otherwise withdraws the receive until it is waited for again, or the next
+        one would get a later message. Only a wait with a limit of its own leaves it posted.
+        """
+        with self._lock:
+            if not receive.is_done and receive not in self._posted:
+                self._posted.append(receive)
+        try:
+            self._wait_for(receive, self._meeting.timeout_s if timeout_s is None else timeout_s)
+        except BaseException:
+            with self._lock:
+                if timeout_s is None and receive in self._posted:
+                    self._posted.remove(receive)
+            raise
+        if receive.error is not None:
+            raise receive.error
+
+    def _wait_for(self, receive: Receive, timeout_s: float) -> None:
         sources = [receive.source]
         if receive.source is None:
             sources = [other for other in range(len(self._incoming)) if other != self._rank]
@@ -135,10 +153,8 @@ class Messages:
             self._doorbell,
             [source for source in sources if source is not None],
             f"send {receive} with tag {receive.tag} to rank {self._names[self._rank]}",
-            self._meeting.timeout_s if timeout_s is None else timeout_s,
+            timeout_s,
         )
-        if receive.error is not None:
-            raise receive.error
 
     def is_done(self, receive: Receive) -> bool:
         """Return whether the message has arrived, after fetching new messages."""
