@@ -45,11 +45,12 @@ _OF_BUILTINS = {"abs", "all", "any", "chr", "divmod", "hash", "id", "len", "max"
 _OF_BUILTINS |= {"pow", "repr", "round", "sorted", "sum"}
 # Modules of Python whose functions and classes touch neither files nor the system.
 _INERT = {"_collections", "_decimal", "_functools", "_heapq", "_operator", "_queue", "_random"}
-_INERT |= {"abc", "argparse", "array", "bisect", "cmath", "collections", "copy", "dataclasses"}
-_INERT |= {"datetime", "decimal", "enum", "fractions", "functools", "heapq", "itertools", "math"}
+_INERT |= {"abc", "argparse", "array", "bisect", "calendar", "cmath", "collections", "colorsys"}
+_INERT |= {"configparser", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum"}
+_INERT |= {"fractions", "functools", "graphlib", "heapq", "ipaddress", "itertools", "json", "math"}
 _INERT |= {"numbers", "operator", "queue", "random", "re", "statistics", "string", "textwrap"}
 _INERT |= {"time", "types", "typing", "uuid", "weakref"}
-_ACTS = {"compile", "download", "eval", "exec", "import", "install", "launch", "load", "loads"}
+_ACTS = {"compile", "download", "dump", "eval", "exec", "import", "install", "launch", "load", "loads"}
 _ACTS |= {"open", "pickle", "pretrained", "read", "run", "save", "spawn", "system", "write"}
 _WITH_MODULES = (types.FunctionType, type)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)
