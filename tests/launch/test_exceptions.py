@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import DistNetworkError
 
 from unisono.errors import PeerLostError
-from unisono.runtime.launch import exceptions
+from unisono.runtime.launch import exceptions, worker
 from unisono.runtime.launch.exceptions import (
     is_disconnect,
     lost_peer,
@@ -58,6 +58,24 @@ def test_lost_connections_of_groups_are_known(error: Exception, expected: bool) 
 
 def _raise_from(error: Exception) -> None:
     raise KeyError("theirs") from error
+
+
+def test_an_exception_that_is_its_own_cause_is_read_once() -> None:
+    error = KeyError("learning_rate")
+    error.__cause__ = error
+    assert lost_peer(error) is None
+    assert not is_disconnect(error)
+
+
+@pytest.mark.parametrize("kind", [Exception, RuntimeError])
+def test_an_exception_without_a_text_is_reported(kind: type[Exception]) -> None:
+    class Unprintable(kind):  # type: ignore[misc, valid-type]
+        def __str__(self) -> str:
+            raise TypeError
+
+    assert not is_disconnect(Unprintable())
+    assert summary_line(Unprintable()).endswith("Unprintable: <exception str() failed>")
+    assert worker._exit_status(SystemExit(Unprintable())) == (1, "")
 
 
 def test_cells_are_named_in_groups_of_exceptions_too(monkeypatch: pytest.MonkeyPatch) -> None:

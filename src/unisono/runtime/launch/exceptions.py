@@ -113,19 +113,31 @@ def lost_peer(error: BaseException) -> int | None:
 def is_disconnect(error: BaseException) -> bool:
     """Return whether torch reports only that some rank is gone, not which one or why."""
     return any(
-        _is_of_torch(e) and any(words in str(e) for words in _DISCONNECTED) for e in _chain(error)
+        _is_of_torch(e) and any(words in text_of(e) for words in _DISCONNECTED)
+        for e in _chain(error)
     )
 
 
 def _is_of_torch(error: BaseException) -> bool:
     """Return whether torch or gloo has raised an error, not the program for a server of its own."""
-    is_torchs = type(error).__module__.startswith("torch") or ".cc:" in str(error)
-    return isinstance(error, RuntimeError) and is_torchs
+    if not isinstance(error, RuntimeError):
+        return False
+    return type(error).__module__.startswith("torch") or ".cc:" in text_of(error)
+
+
+def text_of(value: object) -> str:
+    """Return ``str(value)``; empty if the program's ``__str__`` raises."""
+    try:
+        return str(value)
+    except Exception:
+        return ""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, the members of groups, its cause or context, and so on."""
-    while error is not None:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # `raise error from error` is allowed
+        seen.add(id(error))
         yield error
         yield from _singles(error)
         error = error.__cause__ or error.__context__

@@ -150,7 +150,7 @@ def _exit_status(ended: BaseException | None) -> tuple[int, str]:
         return int(ended is not None), ""
     if isinstance(ended.code, int | None):
         return (ended.code or 0) & 0xFF, ""
-    return 1, str(ended.code)
+    return 1, exceptions.text_of(ended.code)
 
 
 def _report_failure(
