@@ -18,12 +18,17 @@ from unisono.runtime.limits import limits_behind
 from unisono.runtime.workers.launcher_messages import ProgramFailed
 
 PROCESSES = "`ulimit -u` must allow what a run needs, but limits the processes and threads"
+FILES = "`ulimit -n` must allow what a run needs, but limits the files a process may have open to"
 MEMORY = "`ulimit -v` must allow what a run needs, but limits the memory a process may reserve to"
 
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    least = {resource.RLIMIT_NPROC: 40, resource.RLIMIT_AS: 300 << 20}
+    least = {
+        resource.RLIMIT_NPROC: 40,
+        resource.RLIMIT_NOFILE: 50,
+        resource.RLIMIT_AS: 300 << 20,
+    }
     monkeypatch.setattr(resource, "getrlimit", lambda which: (least[which], least[which]))
 
 
@@ -32,6 +37,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", f"{PROCESSES} a user may"),
         ("RuntimeError: can't start new thread", PROCESSES),
+        ("OSError: [Errno 24] Too many open files", f"{FILES} 50: raise it"),
         ("OSError: [Errno 12] Cannot allocate memory", f"{MEMORY} 300 MiB: raise it"),
         ("ImportError: libtorch_cpu.so: failed to map segment from shared object", MEMORY),
         ("MemoryError", MEMORY),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Iterator
 
@@ -75,6 +76,24 @@ def test_descriptors_go_with_their_own_message_and_close_on_exec(
     assert not any(os.get_inheritable(fd) for fds in fds_of for fd in fds)
     for fd in [*memories, *(fd for fds in fds_of for fd in fds)]:
         os.close(fd)
+
+
+def test_a_receiver_without_room_for_the_descriptors_is_told(pair: Pair) -> None:
+    left, right = pair
+    memory = os.memfd_create("test")
+    left.send(MemoryGranted((memory, memory, memory)))
+    left.send(Begun())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(memory)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))
+    try:
+        with none_stay_open(), pytest.raises(OSError, match="Too many open files"):
+            right.receive()
+        assert right.receive() == Begun()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(memory)
 
 
 @pytest.mark.parametrize("num_bytes", [32_000, 32_767, 32_768, 33_000, 1 << 23])

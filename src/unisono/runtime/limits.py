@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from unisono.runtime.notices import size
 
+_NO_FILE = "Too many open files"
 _NO_PROCESS = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
 # Of Python, the kernel, the loader of shared objects, C++ and torch.
 _NO_MEMORY = (
@@ -26,6 +27,8 @@ def limits_behind(said: str) -> Iterator[str]:
     """Yield a sentence on each system limit that may have caused an error."""
     if any(words in said for words in _NO_PROCESS):
         yield from _limit(resource.RLIMIT_NPROC, "-u", "processes and threads a user may have")
+    if _NO_FILE in said:
+        yield from _limit(resource.RLIMIT_NOFILE, "-n", "files a process may have open")
     if any(words in said for words in _NO_MEMORY):
         yield from memory_limit()
 

@@ -3,11 +3,13 @@
 A message is pickled and sent over a pair of AF_UNIX sockets, with the descriptors in `fds` attached
 (SCM_RIGHTS); the receiver owns them. SOCK_SEQPACKET preserves message boundaries. A message that is
 too long for a packet lies in a memfd: the packet is a marker, and the last descriptor the memfd's.
+A receiver that may not open as many files loses the message: OSError (EMFILE).
 """
 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import pickle
 import socket
@@ -85,7 +87,7 @@ class Channel:
     def _receive(self, flags: int) -> Message | None:
         try:
             # Not socket.recv_fds: Python 3.11 ignores its flags.
-            data, ancillary, _, _ = self._socket.recvmsg(
+            data, ancillary, told, _ = self._socket.recvmsg(
                 _PACKET_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
@@ -95,6 +97,10 @@ class Channel:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 arrived.frombytes(content[: len(content) - len(content) % arrived.itemsize])
+        if told & socket.MSG_CTRUNC:  # the kernel has dropped those beyond RLIMIT_NOFILE
+            for fd in arrived:
+                os.close(fd)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not data:
             self.at_end = True
             return None

@@ -48,6 +48,7 @@ _REMEDIES = {
     errno.EACCES: "ask its owner, or copy it to a folder of yours",
     errno.ENOSPC: "make room there",
     errno.EFBIG: "raise `ulimit -f`, in a new shell if need be",
+    errno.EMFILE: "raise `ulimit -n`, in a new shell if need be",
 }
 
 
