@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import DistNetworkError
 
 from unisono.errors import PeerLostError
-from unisono.runtime.launch import exceptions, worker
+from unisono.runtime.launch import exceptions, forkserver, worker
 from unisono.runtime.launch.exceptions import (
     is_disconnect,
     lost_peer,
@@ -19,6 +19,7 @@ from unisono.runtime.launch.exceptions import (
     summary_line,
     traceback_text,
 )
+from unisono.runtime.launch.pickling import dumps
 
 
 def raised_by(act: Callable[[], object]) -> BaseException:
@@ -76,6 +77,11 @@ def test_an_exception_without_a_text_is_reported(kind: type[Exception]) -> None:
     assert not is_disconnect(Unprintable())
     assert summary_line(Unprintable()).endswith("Unprintable: <exception str() failed>")
     assert worker._exit_status(SystemExit(Unprintable())) == (1, "")
+
+
+def test_a_worker_without_descriptors_can_still_report_that() -> None:
+    needed = sys.modules[dumps.__module__]  # `pack_exception` imports it
+    assert needed.__name__ in forkserver.PRELOADED
 
 
 def test_cells_are_named_in_groups_of_exceptions_too(monkeypatch: pytest.MonkeyPatch) -> None:

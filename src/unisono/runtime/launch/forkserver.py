@@ -179,9 +179,10 @@ def server_pool() -> ServerPool:
     return per_process(ServerPool)
 
 
-# What every training script needs; torch loads _dynamo with the first optimizer.
+# What every training script needs; torch loads _dynamo with the first optimizer. A worker that has
+# no descriptor left cannot load what it reports that with.
 PRELOADED = (
-    *("torch", "torch._dynamo", "numpy.random", "cloudpickle"),
+    *("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.runtime.launch.pickling"),
     *("unisono.runtime.launch.worker", "unisono.training.trainer"),
 )
 
