@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.descriptors import none_stay_open
 
 from unisono.runtime.checkpoint.slots import Places, read_facts, write_blob
 from unisono.runtime.launch.memories import SharedMemories
@@ -114,6 +115,33 @@ def test_what_loops_have_ended_with_moves_to_a_file_and_is_read_as_before(memori
     assert (places.newest(read), read(8192, 5)) == (1, b"state")
     assert read_facts(read(8192, 4096), 512) == {"step": 7}
     assert memories.shrink(3, places) == 0
+
+
+def test_ended_loops_keep_no_descriptor_each(memories: SharedMemories) -> None:
+    places = Places(3, 1 << 20, 0, (4096, 8192), 4096, 512)
+
+    def end_loop(key: int) -> None:
+        memories.forget(0)
+        memories.shrink(key, places)
+        memories.move_to_disk(key, places)
+
+    def run_loop(key: int) -> None:
+        os.pwrite(memories.request(0, key, places.num_bytes), b"state %d" % key, 4096)
+        with memoryview(memories.mapping(key)) as whole, whole[4096:8192] as slot:
+            write_blob(slot, 512, b"{}", b"{}")
+            whole[0:8] = (1).to_bytes(8, "little")
+        end_loop(key)
+
+    run_loop(0)  # opens the one file that takes them all
+    with none_stay_open():
+        for key in range(1, 5):
+            run_loop(key)
+        for key in range(5):  # what a replacement does
+            fd = memories.request(0, key, places.num_bytes)
+            assert os.pread(fd, 7, 4096) == b"state %d" % key
+            os.pwrite(fd, (2).to_bytes(8, "little"), 0)
+            end_loop(key)
+    assert os.pread(memories.request(0, 4, places.num_bytes), 8, 0) == (2).to_bytes(8, "little")
 
 
 def test_without_room_for_the_file_nothing_is_kept(memories, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 Invariant: all requests with one key get the same memfd, or file of predictions. The launcher closes
 it once all living workers have released it, unless a replacement may need it, or when the job ends.
+A replacement may need the ends of all loops: older ones share one file, and so one descriptor.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from unisono.runtime.workers.memory import give_pages_back
 _DISK_SPARE = 4  # a temporary file may use at most a quarter of the free disk space
 
 
+_Stored = tuple[int, int, int]  # the place in the file, the place in memory, the size
+
+
 @dataclass(slots=True)
 class _Shared:
-    fd: int
+    fd: int  # negative: it is only in the file of ended loops
     num_bytes: int
     first_rank: int
     held_by: set[int] = field(default_factory=set)
     mapping: mmap.mmap | None = None
     # the start and size of the one snapshot that is left; None: there is more
     kept: tuple[int, int] | None = None
-    is_on_disk: bool = False
+    stored: tuple[_Stored, ...] = ()  # its parts in that file
 
 
 @final
@@ -40,6 +44,7 @@ class SharedMemories:
 
     def __init__(self) -> None:
         self._by_key: dict[int, _Shared] = {}
+        self._ended = -1  # the file with the ends of older loops, one after the other
 
     def request(self, rank: int, key: int, num_bytes: int) -> int:
         """Return the descriptor of memory `key`, which the launcher owns, or raise."""
@@ -52,8 +57,11 @@ class SharedMemories:
                 f"{key} of worker {shared.first_rank} is for {shared.num_bytes} bytes and that "
                 f"of worker {rank} for {num_bytes}: build the same model on every worker."
             )
+        if shared.stored:
+            self._reopen(shared)
+        else:
+            shared.kept = None
         shared.held_by.add(rank)
-        shared.kept = None
         return shared.fd
 
     def mapping(self, key: int) -> mmap.mmap | None:
@@ -62,6 +70,10 @@ class SharedMemories:
         if shared is None:
             return None
         if shared.mapping is None:
+            try:
+                self._reopen(shared)
+            except OSError:  # no room
+                return None
             shared.mapping = mmap.mmap(shared.fd, shared.num_bytes)
         return shared.mapping
 
@@ -83,9 +95,11 @@ class SharedMemories:
 
     def shrink(self, key: int, places: Places) -> int:
         """Leave only the newest snapshot in memory without users; return its size, or 0."""
-        shared, mapping = self._by_key.get(key), self.mapping(key)
-        if shared is None or mapping is None or shared.held_by or shared.is_on_disk:
+        shared = self._by_key.get(key)
+        if shared is None or shared.held_by or shared.stored:
             return 0
+        mapping = self.mapping(key)
+        assert mapping is not None
         slot = places.newest(lambda offset, count: mapping[offset : offset + count])
         if shared.kept is None and slot is not None:
             start = places.slots_at[slot]
@@ -99,41 +113,81 @@ class SharedMemories:
 
     def move_to_disk(self, key: int, places: Places) -> None:
         """Move what :meth:`shrink` left to an unnamed file; drop it if the disk lacks space."""
-        shared, mapping = self._by_key.get(key), self.mapping(key)
-        if shared is None or mapping is None or shared.kept is None or shared.is_on_disk:
+        shared = self._by_key.get(key)
+        if shared is None or shared.kept is None or shared.held_by or shared.fd < 0:
             return
         try:
-            with tempfile.TemporaryFile() as file, memoryview(mapping) as whole:
-                room = os.fstatvfs(file.fileno())
-                if room.f_bavail * room.f_frsize < _DISK_SPARE * shared.kept[1]:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                file.truncate(shared.num_bytes)
-                for start, num_bytes in ((places.marks_at, MARKS_BYTES), shared.kept):
-                    file.seek(start)
-                    file.write(whole[start : start + num_bytes])
-                file.flush()
-                fd = os.dup(file.fileno())
+            if self._ended < 0:
+                self._ended = _unnamed_file()
+            if shared.stored:
+                changed = shared.stored[:1]  # a replacement may have set a mark
+            else:
+                changed = self._reserve(places.marks_at, shared.kept)
+            for at, start, num_bytes in changed:
+                _copy(shared.fd, start, self._ended, at, num_bytes)
         except OSError:
             self._drop(self._by_key.pop(key))
             return
         self._drop(shared)
-        shared.fd, shared.mapping, shared.is_on_disk = fd, None, True
+        shared.stored = shared.stored or changed
 
     def close(self) -> None:
         """Close everything."""
         while self._by_key:
             self._drop(self._by_key.popitem()[1])
+        if self._ended >= 0:
+            os.close(self._ended)
+
+    def _reserve(self, marks_at: int, kept: tuple[int, int]) -> tuple[_Stored, ...]:
+        """Return places for the marks and a snapshot at the end of the file, or raise."""
+        room = os.fstatvfs(self._ended)
+        if room.f_bavail * room.f_frsize < _DISK_SPARE * kept[1]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        end = os.fstat(self._ended).st_size
+        return (end, marks_at, MARKS_BYTES), (end + MARKS_BYTES, *kept)
+
+    def _reopen(self, shared: _Shared) -> None:
+        """Copy the end of a loop to a file laid out as its memory was, unless it is open."""
+        if shared.fd >= 0:
+            return
+        fd = _unnamed_file()
+        try:
+            os.truncate(fd, shared.num_bytes)
+            for at, start, num_bytes in shared.stored:
+                _copy(self._ended, at, fd, start, num_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        shared.fd = fd
 
     def _drop(self, shared: _Shared) -> None:
-        os.close(shared.fd)
+        if shared.fd >= 0:
+            os.close(shared.fd)
         if shared.mapping is not None:
             shared.mapping.close()
+        shared.fd, shared.mapping = -1, None
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _copy(source: int, source_at: int, target: int, target_at: int, num_bytes: int) -> None:
+    os.lseek(target, target_at, os.SEEK_SET)
+    while num_bytes:
+        copied = os.sendfile(target, source, source_at, num_bytes)
+        source_at, num_bytes = source_at + copied, num_bytes - copied
 
 
 def _create(key: int, num_bytes: int) -> int:
     if key < ROW_KEYS:
         return create_memory("unisono-memory", num_bytes)
-    with tempfile.TemporaryFile() as file:
+    fd = _unnamed_file()
+    try:
         # Now, while an error can be reported: a mapped file on a full disk ends the process.
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
-        return os.dup(file.fileno())
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
