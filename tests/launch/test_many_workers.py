@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -16,26 +17,31 @@ from tests.warm import processes
 
 from unisono.runtime.launch.job import SCRIPT, Job
 from unisono.runtime.launch.placement import Machine, crowded, place_workers
+from unisono.runtime.launch.report import failure_message
 from unisono.runtime.launch.supervise import _ASKED_AT_MOST, _Supervision
 from unisono.runtime.workers.channel import Channel
-from unisono.runtime.workers.launcher_messages import Forked, ForkWorker
+from unisono.runtime.workers.launcher_messages import Forked, ForkWorker, WorkerExited
 
 MANY = 700
 
 
-def test_the_server_is_asked_for_few_workers_before_it_answers() -> None:
-    ours, theirs = Channel.pair()
-    job = Job(
+def job_of(num_workers: int) -> Job:
+    return Job(
         kind=SCRIPT,
         target="train.py",
         environ={},
-        num_workers=MANY,
+        num_workers=num_workers,
         threads=1,
         restarts=3,
         replaces=True,
         stall_timeout_s=60.0,
         backend="gloo",
     )
+
+
+def test_the_server_is_asked_for_few_workers_before_it_answers() -> None:
+    ours, theirs = Channel.pair()
+    job = job_of(MANY)
     supervision = _Supervision(SimpleNamespace(channel=ours), job, None)  # type: ignore[arg-type]
     try:
         supervision._start_next()
@@ -45,6 +51,30 @@ def test_the_server_is_asked_for_few_workers_before_it_answers() -> None:
             theirs.send(Forked(rank, os.getpid()))
         supervision._read_server()
         assert _asked(theirs) == [_ASKED_AT_MOST + number for number in range(3)]
+    finally:
+        supervision.close()
+        ours.close()
+        theirs.close()
+
+
+def test_a_worker_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Channel.pair()
+    server = SimpleNamespace(channel=ours, signal=lambda *_: None, kill=lambda: None)
+    supervision = _Supervision(server, job_of(2), None)  # type: ignore[arg-type]
+    dup = os.dup
+
+    def refuse(fd: int) -> int:
+        if _asked(theirs) == [0]:
+            theirs.send(Forked(0, os.getpid()))
+            theirs.send(WorkerExited(0, 0))
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return dup(fd)
+
+    monkeypatch.setattr(os, "dup", refuse)
+    try:
+        supervision.watch()
+        assert "worker 1 of 2 could not be started (" in failure_message(supervision.state, 2)
+        assert "OSError: [Errno 24] Too many open" in failure_message(supervision.state, 2)
     finally:
         supervision.close()
         ours.close()

@@ -24,7 +24,7 @@ from functools import partial
 from unisono.runtime.checkpoint.writer import CheckpointWriter
 from unisono.runtime.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.runtime.launch import policy, recovery
-from unisono.runtime.launch.forkserver import ForkServer
+from unisono.runtime.launch.forkserver import ForkServer, refused
 from unisono.runtime.launch.hang_watch import HangWatch, Scene
 from unisono.runtime.launch.job import FUNCTION, Job
 from unisono.runtime.launch.outputs import Outputs
@@ -93,6 +93,7 @@ class _Supervision:
         self._pids: dict[int, int] = {}
         self._to_start = deque(range(job.num_workers))
         self._asked: set[int] = set()  # workers whose start the server has not confirmed yet
+        self._unstarted: dict[int, str] = {}  # why workers could not be started
         self._to_start_again: set[int] = set()  # workers that are killed first
         self._spared: set[int] = set()
         self._condemned: dict[int, str] = {}
@@ -129,11 +130,16 @@ class _Supervision:
         self._start_next()
 
     def _start_next(self) -> None:
-        # If the server is gone, the loop will find the end of its channel and report it.
-        with contextlib.suppress(ConnectionError):
-            # A killed worker may still write to the memory that those started again read.
-            while not self._to_start_again and self._to_start and len(self._asked) < _ASKED_AT_MOST:
-                self._start(self._to_start.popleft())
+        # A killed worker may still write to the memory that those started again read.
+        while not self._to_start_again and self._to_start and len(self._asked) < _ASKED_AT_MOST:
+            rank = self._to_start.popleft()
+            try:
+                self._start(rank)
+            except ConnectionError:
+                return  # the loop will find the end of the server's channel and report it
+            except OSError as error:  # such as a limit on open files
+                self._asked.discard(rank)
+                self._unstarted[rank] = f"could not be started ({refused(error).rstrip('.')})"
 
     def _start(self, rank: int) -> None:
         self._incarnations[rank] += 1
@@ -141,8 +147,9 @@ class _Supervision:
         ours, theirs = Channel.pair()
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, partial(self._read_worker, rank))
-        standard = self._outputs.standard_fds()
+        standard: list[int] = []
         try:
+            standard = self._outputs.standard_fds()
             fds = *standard, self._job_fd, self._control.fd, self._store_fd, theirs.fileno()
             self._server.channel.send(messages.ForkWorker(rank, self._incarnations[rank], fds))
         finally:
@@ -185,6 +192,9 @@ class _Supervision:
             for key, _ in ready:
                 if key.data is not None:
                     key.data()
+            while self._unstarted:
+                rank, how = self._unstarted.popitem()
+                self._exited(rank, os.EX_OSERR, how)
             self._take(policy.time_passed(self.state, time.monotonic()))
             if time.monotonic() >= self._keeps_at_s:
                 self._keeps_at_s = math.inf
@@ -285,11 +295,11 @@ class _Supervision:
             self.server_is_usable = False
             self._take(policy.server_lost(self.state, self._server.wait()))
 
-    def _exited(self, rank: int, exit_code: int) -> None:
+    def _exited(self, rank: int, exit_code: int, how: str = "") -> None:
         """Handle the exit of a worker: may the others continue without it?"""
         self._forget_channel(rank)
         condemned = self._condemned.pop(rank, "")
-        how = condemned if exit_code == -signal.SIGKILL else ""
+        how = condemned if exit_code == -signal.SIGKILL else how
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""
@@ -304,7 +314,8 @@ class _Supervision:
         elif policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:
             trouble = self._requests.lost(rank, pid, how or ending(exit_code), now)
             if not trouble:
-                if rank not in self._channels and rank not in self._to_start:
+                waiting = (self._channels, self._to_start, self._unstarted)
+                if not any(rank in ranks for ranks in waiting):
                     self._take(policy.left_behind(self.state, rank))
                 return
         self._requests.mark_gone(rank)
