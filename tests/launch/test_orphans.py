@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -14,6 +14,8 @@ from tests.chaos.jobs import gone_within
 from tests.launch.conftest import COMMAND, PROGRAMS
 from tests.promises import promise
 from tests.warm import processes
+
+from unisono.runtime.launch import forkserver
 
 WITHIN_S = 30.0
 
@@ -52,6 +54,27 @@ def started() -> Iterator[object]:
     for process in gone_within(seen, 0):
         process.kill()
     gone_within(seen, WITHIN_S)
+
+
+def test_a_new_fork_of_the_server_does_not_look_for_the_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end(*_: object) -> None:
+        raise SystemExit
+
+    handlers: dict[int, Callable[..., None]] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(forkserver, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(forkserver, "die_with", lambda *_: False)  # `main` ends there
+    monkeypatch.setattr(forkserver, "_end_all", end)
+    with pytest.raises(SystemExit):
+        forkserver.main(0, -1, 0)
+    with pytest.raises(SystemExit):  # its parent is not the launcher
+        handlers[signal.SIGCONT](signal.SIGCONT, None)
+    fork_pid = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: fork_pid)
+    handlers[signal.SIGCONT](signal.SIGCONT, None)
 
 
 def server_of(launcher: subprocess.Popen[str]) -> psutil.Process:

@@ -6,13 +6,14 @@ import signal
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from unisono.runtime.launch import supervise
 from unisono.runtime.launch.job import SCRIPT, Job
 from unisono.runtime.launch.policy import Stage
-from unisono.runtime.signals import AGENT_ENDED
+from unisono.runtime.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
 from unisono.runtime.workers.channel import Channel
 
 INT, TERM, USR1, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
@@ -44,6 +45,26 @@ def told() -> Iterator[Told]:
     signals = Told()
     yield signals
     signals.close()
+
+
+def test_a_signal_that_arrives_while_handlers_change_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_handler = signal.signal
+
+    def arrive(signum: int, handler: Any) -> Any:
+        before = set_handler(signum, handler)
+        if signum == TERM:
+            signal.raise_signal(signum)
+        return before
+
+    set_handler(TERM, lambda signum, frame: None)  # what the last one is for
+    monkeypatch.setattr(signal, "signal", arrive)
+    try:
+        with signals_as_bytes(ENDING_SIGNALS) as signals:
+            assert signals.read() == [TERM]
+    finally:
+        set_handler(TERM, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(

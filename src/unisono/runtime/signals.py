@@ -82,17 +82,20 @@ def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
     reading.setblocking(False)
     writing.setblocking(False)
     before = {}
-    for signum in signums:
-        # A signal that is ignored from the start (nohup, a shell's background job) stays ignored.
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            before[signum] = signal.signal(signum, lambda signum, frame: None)
+    # First, and removed last: a signal whose handler does nothing must leave its byte.
     wakeup_before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     try:
+        for signum in signums:
+            handler = signal.getsignal(signum)
+            # A signal that is ignored from the start (nohup, a shell's background job) stays so.
+            if handler is not signal.SIG_IGN:
+                before[signum] = handler
+                signal.signal(signum, lambda signum, frame: None)
         yield Signals(reading, signums)
     finally:
-        signal.set_wakeup_fd(wakeup_before)
         for signum, handler in before.items():
             signal.signal(signum, handler)
+        signal.set_wakeup_fd(wakeup_before)
         reading.close()
         writing.close()
 

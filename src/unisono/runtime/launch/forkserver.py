@@ -192,12 +192,15 @@ def main(channel_fd: int, launcher_pid: int, launcher_thread: int) -> NoReturn:
 
     def look(signum: int, frame: FrameType | None) -> None:
         """End if the launcher has ended; a shell that continues a job sends the same signal."""
+        if os.getpid() != server_pid:
+            return  # a worker that has just been forked
         until_s = time.monotonic() + _SEEN_WITHIN_S
         while time.monotonic() < until_s:  # the kernel may send it before the thread has ended
             if os.getppid() != launcher_pid or thread_has_ended(launcher_pid, launcher_thread):
                 _end_all()
             time.sleep(0.01)
 
+    server_pid = os.getpid()
     adopt_orphans()
     signal.signal(signal.SIGCONT, look)
     if not die_with(launcher_pid, signal.SIGCONT):

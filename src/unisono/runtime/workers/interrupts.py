@@ -62,9 +62,11 @@ class Interrupts:
             atexit.register(self._end_of_program, os.getpid())
         self._team, self._say, self._kept = team, say, kept
         for signum in signals.ENDING_SIGNALS:
-            is_own = signum in signals.NOTICES and _is_own(signal.getsignal(signum))
+            before = signal.getsignal(signum)
+            is_own = signum in signals.NOTICES and _is_own(before)
             if signum not in self._before and (is_own or signals.is_free(signum)):
-                self._before[signum] = signal.signal(signum, self)
+                self._before[signum] = before  # first: the signal may arrive at once
+                signal.signal(signum, self)
         self._num_loops += 1
         try:
             yield
@@ -93,13 +95,13 @@ class Interrupts:
                 self._say(kept)
             raise error
         for one in sorted(heard):
-            if _is_own(self._before[one]):
+            if _is_own(self._before.get(one)):
                 self._before[one](one, None)
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         """Record a signal; the second one ends the program at once."""
         assert self._team is not None
-        now_s, own = time.monotonic(), _is_own(self._before[signum])
+        now_s, own = time.monotonic(), _is_own(self._before.get(signum))
         if not self._heard or (own and signum not in self._heard):
             if not self._heard and self._team.pass_on(signum):
                 then = "calling the program's handler" if own else signals.ONCE_MORE
@@ -129,7 +131,8 @@ class Interrupts:
     def _put_back(self, signums: Any) -> None:
         for signum in signums:
             if signum in self._before:
-                signal.signal(signum, self._before.pop(signum))
+                signal.signal(signum, self._before[signum])
+                self._before.pop(signum, None)  # a second signal has put all of them back
 
     def _end_of_program(self, pid: int) -> None:
         """Make the exit status report the signal that should have ended the finished program."""
