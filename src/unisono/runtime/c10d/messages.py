@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
@@ -41,7 +40,7 @@ from unisono.runtime.c10d.group_memory import (
 from unisono.runtime.c10d.meeting import Meeting
 from unisono.runtime.dtypes import dtype_name
 from unisono.runtime.workers import meeting_point as futex
-from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S
+from unisono.runtime.workers.meeting_point import COUNTER, SLEEP_AT_MOST_S, WaitClock
 from unisono.runtime.workers.shown_wait import ShownWait
 
 _ENTRY = struct.Struct("<qqqq")
@@ -235,13 +234,13 @@ class Messages:
         self, is_done: Callable[[], bool], word: int, others: list[int], what: str, timeout_s: float
     ) -> None:
         """Try again whenever a word changes, as long as one of the others may change it."""
-        start = time.monotonic()
+        clock = WaitClock()
         with closing(ShownWait()) as shown:
             while True:
                 seen = self._region.word(word)
                 if is_done():
                     return
-                waited_s = time.monotonic() - start
+                waited_s = clock.look()
                 if waited_s < self._meeting.spin_s:
                     os.sched_yield()
                     continue

@@ -21,7 +21,7 @@ import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 from unisono.errors import WaitTimeoutError
 from unisono.runtime.notices import say
@@ -95,6 +95,25 @@ def spin_s(num_processes: int) -> float:
     return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
 
 
+@final
+class WaitClock:
+    """How long a wait has lasted, for a loop that looks at least every `SLEEP_AT_MOST_S`.
+
+    A longer pause means that this process did not run, so time in which the whole job is stopped
+    (Ctrl-Z, ``scontrol suspend``, a frozen container) does not count.
+    """
+
+    def __init__(self) -> None:
+        self._waited_s, self._looked_at_s = 0.0, time.monotonic()
+
+    def look(self) -> float:
+        """Return the seconds waited so far."""
+        now_s = time.monotonic()
+        self._waited_s += min(now_s - self._looked_at_s, 2 * SLEEP_AT_MOST_S)
+        self._looked_at_s = now_s
+        return self._waited_s
+
+
 class MeetingPoint(ABC):
     """One process's view of a meeting point; `names` are the ranks that messages print."""
 
@@ -155,7 +174,7 @@ class MeetingPoint(ABC):
         return True
 
     def _sleep(self, missing: list[int], target: int, timeout_s: float, patience_s: float) -> bool:
-        start, is_told = time.monotonic(), False
+        clock, is_told = WaitClock(), False
         while missing:
             seen = self._seats[missing[0]].arrivals
             lost = self.find_departed(missing)  # before checking again who has arrived
@@ -166,7 +185,7 @@ class MeetingPoint(ABC):
                     return False
             if before not in missing:
                 continue
-            waited_s = time.monotonic() - start
+            waited_s = clock.look()
             if waited_s >= timeout_s:
                 raise self._late(missing, waited_s)
             if waited_s >= patience_s:
