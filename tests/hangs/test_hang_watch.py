@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -162,6 +164,18 @@ def test_advice_that_fails_ends_nothing(bench: Bench, monkeypatch: pytest.Monkey
     monkeypatch.setattr(hang_watch, "notes_of", fail)
     assert len(bench.run(5)) == 1
     assert bench.run(5) == []
+
+
+def test_a_thread_that_cannot_start_ends_the_advice_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(hang_watch._Answer, "start", refuse)
+    bench.control.lines[0].arrive()
+    assert bench.run(5) == [3.5]  # that no wait is explained any more
+    assert bench.watch.due_s == math.inf  # else the launcher's loop would spin
 
 
 @promise("nothing-lost.3")

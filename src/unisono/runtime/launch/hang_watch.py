@@ -9,6 +9,7 @@ It never ends a worker: that is the task of ``stall_watch``. It never waits for 
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import threading
@@ -83,12 +84,14 @@ class HangWatch:
     @property
     def due_s(self) -> float:
         """When to call :meth:`poll` next, as a ``time.monotonic`` value."""
+        if self._has_failed:
+            return math.inf
         return self._looked_at_s + (_WHILE_LOOKING_S if self._answer else LOOK_EVERY_S)
 
     def poll(self, scene: Scene) -> None:
         """Check the workers if it is time, and report long waits. Never raises."""
         now_s = time.monotonic()
-        if now_s < self.due_s or self._has_failed:
+        if now_s < self.due_s:
             return
         try:
             self._look(scene, now_s)
@@ -118,8 +121,9 @@ class HangWatch:
             if wait is not None and wait.waited_s >= max(wait.long_s, 2 * self._said_at_s):
                 self._said_at_s = wait.waited_s
                 hang = Hang(wait.waited_s, wait.usual_s, self._folder, scene.ended)
-                self._answer = _Answer(wait.key, scene, notes, hang)
-                self._answer.start()
+                answer = _Answer(wait.key, scene, notes, hang)
+                answer.start()  # may raise: then there is none to wait for
+                self._answer = answer
         elif not answer.is_alive():
             self._answer = None
             if answer.key == self._key and answer.text:
