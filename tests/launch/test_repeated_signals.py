@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ import pytest
 from unisono.runtime.launch import supervise
 from unisono.runtime.launch.job import SCRIPT, Job
 from unisono.runtime.launch.policy import Stage
+from unisono.runtime.launch.report import exit_status
 from unisono.runtime.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
 from unisono.runtime.workers.channel import Channel
+from unisono.runtime.workers.launcher_messages import Forked
 
 INT, TERM, USR1, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 ON_ONE, OF_SEVERAL = (), (2, 2)
@@ -35,9 +38,28 @@ class Told:
         new, self.new = self.new, []
         return new
 
+    def tell(self, signum: int) -> None:
+        self.new.append(signum)
+        self._writing.send(b"s")
+
     def close(self) -> None:
         self._reading.close()
         self._writing.close()
+
+
+def job_on(hosts: tuple[int, ...]) -> Job:
+    return Job(
+        kind=SCRIPT,
+        target="train.py",
+        environ={},
+        num_workers=2,
+        threads=1,
+        restarts=3,
+        replaces=True,
+        stall_timeout_s=60.0,
+        backend="gloo",
+        hosts=hosts,
+    )
 
 
 @pytest.fixture
@@ -105,19 +127,7 @@ def test_a_signal_that_is_told_twice_counts_once(
     server = SimpleNamespace(
         channel=ours, signal=lambda *_: done.append("signal"), kill=lambda: done.append("kill")
     )
-    job = Job(
-        kind=SCRIPT,
-        target="train.py",
-        environ={},
-        num_workers=2,
-        threads=1,
-        restarts=3,
-        replaces=True,
-        stall_timeout_s=60.0,
-        backend="gloo",
-        hosts=hosts,
-    )
-    supervision = supervise._Supervision(server, job, told)  # type: ignore[arg-type]
+    supervision = supervise._Supervision(server, job_on(hosts), told)  # type: ignore[arg-type]
     monkeypatch.setattr(supervision._requests, "request_stop", lambda signum: finishes_step)
     try:
         for signum, after_s in signals:
@@ -126,6 +136,25 @@ def test_a_signal_that_is_told_twice_counts_once(
         assert supervision.state.stage is stage
         assert supervision.state.interrupted_by == signals[0][0]
         assert ("kill" in done) == (stage is Stage.ABANDON)
+    finally:
+        supervision.close()
+        ours.close()
+        theirs.close()
+
+
+def test_a_killed_server_is_not_read_any_more(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Channel.pair()
+    server = SimpleNamespace(channel=ours, signal=lambda *_: None, kill=ours.close)
+    supervision = supervise._Supervision(server, job_on(ON_ONE), told)  # type: ignore[arg-type]
+    monkeypatch.setattr(supervision._requests, "request_stop", lambda signum: True)
+    monkeypatch.setattr(supervise, "ONE_SIGNAL_S", -1.0)  # each signal is a new one
+    try:
+        told.new.append(INT)
+        supervision._read_signals()
+        told.tell(INT)
+        theirs.send(Forked(0, os.getpid()))  # in the same wake-up
+        supervision.watch()
+        assert exit_status(supervision.state) == 128 + INT
     finally:
         supervision.close()
         ours.close()

@@ -190,7 +190,8 @@ class _Supervision:
             # Print a worker's output before any message about its end.
             self._outputs.pump()
             for key, _ in ready:
-                if key.data is not None:
+                # A second signal kills the server and closes its channel; the job is then over.
+                if key.data is not None and self.server_is_usable:
                     key.data()
             while self._unstarted:
                 rank, how = self._unstarted.popitem()
@@ -199,7 +200,8 @@ class _Supervision:
             if time.monotonic() >= self._keeps_at_s:
                 self._keeps_at_s = math.inf
                 self._requests.write_meanwhile()
-            self._poll_workers()
+            if self.server_is_usable:
+                self._poll_workers()
         # With several hosts, a host that ends may wait for a step that another host never finishes.
         is_cut_off = self._is_one_of_several and self.state.interrupted_by is not None
         if self.state.cause is not None or is_cut_off:
@@ -387,5 +389,7 @@ class _Supervision:
                 self._control.head.is_over = 1
                 self._server.signal(ranks, signum)
             case policy.KillServer():
+                if self.server_is_usable:
+                    self._selector.unregister(self._server.channel)
                 self.server_is_usable = False
                 self._server.kill()
