@@ -6,10 +6,14 @@ import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from tests.launch.test_many_workers import job_of
 
-from unisono.runtime.launch import policy
+from unisono import launch
+from unisono.errors import WorkerError
+from unisono.runtime.launch import api, policy
 from unisono.runtime.launch.policy import (
     Decision,
     JobState,
@@ -21,6 +25,7 @@ from unisono.runtime.launch.policy import (
     may_survive,
 )
 from unisono.runtime.launch.report import TRY_AGAIN, exit_status, failure_message, interrupt_message
+from unisono.runtime.launch.supervise import JobResult
 from unisono.runtime.workers.launcher_messages import ProgramFailed
 from unisono.runtime.workers.meeting_point import Departure
 
@@ -307,6 +312,45 @@ def test_who_left_and_who_waited_are_both_told(
     events: tuple[Event, ...], needs_result: bool, words: str
 ) -> None:
     assert words in failure_message(after(*events, workers=3, needs_result=needs_result), 3)
+
+
+GENTLY = interrupted(15, gently=True)
+
+
+@pytest.mark.parametrize(
+    ("events", "is_told"),
+    [
+        ((GENTLY, ERROR_0), True),
+        ((ERROR_0, interrupted(2)), True),
+        ((GENTLY, PEER_LOST_1, ERROR_0, exited(0, 1), exited(1, 1)), True),
+        # what follows from the signal
+        ((interrupted(15), exited(0, -15), exited(1, -15)), False),
+        ((interrupted(15), ERROR_0), False),  # the program's handler may raise anything
+        ((GENTLY, exited(0, -9), exited(1, -9)), False),
+        ((GENTLY, DISCONNECT_1), False),
+        ((GENTLY, PEER_LOST_1), False),
+        ((GENTLY, done(0), done(1)), False),
+    ],
+)
+def test_an_exception_is_told_though_a_signal_was_to_end_the_job(
+    events: tuple[Event, ...], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, said = after(*events), list[str]()
+    signum = state.interrupted_by or 0
+    ended = JobResult(state, {}, server_is_usable=False)
+    server = SimpleNamespace(kill=lambda: None)
+    monkeypatch.setattr(api, "ForkServer", SimpleNamespace(start=lambda environ: server))
+    monkeypatch.setattr(api, "supervise", lambda *_: ended)
+    monkeypatch.setattr(api, "_supervised", lambda job: ended)
+    monkeypatch.setattr(api, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(api, "kill_below", lambda pid: None)
+    monkeypatch.setattr(api, "say", said.append)
+    assert api.run(job_of(2)) == 128 + signum
+    assert [FAILURE_0.said.traceback in text for text in said] == [False, True][: 1 + is_told]
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
+        launch(print, workers=2)
+    assert isinstance(raised.value.__cause__, WorkerError) is is_told
+    assert len(said) == 1 + is_told + (is_told and signum == signal.SIGTERM)
 
 
 def test_an_interrupt_is_told_in_one_line() -> None:

@@ -8,6 +8,7 @@ load torch, nor cloudpickle before the first call. A call returns once all worke
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -86,7 +87,7 @@ def launch(
         KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
             `directory`, a checkpoint is written first.
         SystemExit: the same for SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2, unless the program handles
-            them.
+            them. Either is raised from a WorkerError if a worker's own exception came first.
     """
     # IPython and pytest then show the caller's line instead of this function's.
     __tracebackhide__ = True
@@ -128,7 +129,7 @@ def launch(
     open_standard_fds()
     ended = _supervised(job)
     if ended.state.interrupted_by is not None:
-        raise interruption(ended.state.interrupted_by)
+        raise interruption(ended.state.interrupted_by) from _failure_too(ended.state, workers)
     if ended.state.cause is not None:
         error, cause = _failure(ended.state, workers)
         raise error from cause
@@ -152,7 +153,7 @@ def run(job: Job) -> int:
     state = ended.state
     if state.interrupted_by is not None:
         say(interrupt_message(state, job.num_workers))
-    elif state.cause is not None:
+    if state.failed_by_itself or (state.interrupted_by is None and state.cause is not None):
         on_host = f"on host {job.host}, " if job.hosts else ""
         say(on_host + failure_message(state, job.num_workers))
     return exit_status(state, is_one_of_several=bool(job.hosts)) or int(not ended.is_saved)
@@ -175,17 +176,32 @@ def _supervised(job: Job) -> JobResult:
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
+    worker_error, cause = _worker_error(state, workers), state.cause
+    assert cause is not None
+    original = unpack_exception(cause.said.payload) if cause.said.payload else None
+    # A worker's SystemExit must not end the caller.
+    return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
+
+
+def _failure_too(state: JobState, workers: int) -> WorkerError | None:
+    """Return, and print if Python will not, what a worker raised after a signal to end the job."""
+    if not state.failed_by_itself:
+        return None
+    error = _worker_error(state, workers)
+    if state.interrupted_by != signal.SIGINT:  # Python prints nothing for a SystemExit
+        say(str(error))
+    return error
+
+
+def _worker_error(state: JobState, workers: int) -> WorkerError:
     cause = state.cause
     assert cause is not None
-    worker_error = WorkerError(
+    return WorkerError(
         name_cells(failure_message(state, workers)),
         rank=cause.rank,
         exit_code=cause.exit_code,
         remote_traceback=name_cells(cause.said.traceback),
     )
-    original = unpack_exception(cause.said.payload) if cause.said.payload else None
-    # A worker's SystemExit must not end the caller.
-    return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
 
 
 def _refuse_inside_worker() -> None:

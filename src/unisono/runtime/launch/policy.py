@@ -47,6 +47,7 @@ class WorkerFailure:
     said: ProgramFailed = _NOTHING  # what the worker reported about it
     note: str = ""  # why the others could not continue without the worker
     how: str = ""  # how it ended, if more is known than the status
+    is_late: bool = False  # it was reported once the workers were being ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,14 @@ class JobState:
             return failure
         return self.failures[0] if self.failures else None
 
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether the cause is an exception of a worker, also if a signal was to end the job."""
+        cause = self.cause
+        if cause is None or cause.is_late or not cause.said.traceback:
+            return False
+        return cause.said.waited_for is None and not cause.said.is_disconnect
+
     def has_failed(self, rank: int | None) -> bool:
         """Return whether a failure of this worker is known."""
         return any(failure.rank == rank for failure in self.failures)
@@ -116,7 +125,8 @@ def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
     # If it exited quietly before, the failed worker misses it now.
     missed = failure.said.waited_for
     before = (WorkerFailure(missed, 0),) if missed in state.quiet else ()
-    failures = (*state.failures, *before, failure)
+    known = replace(failure, is_late=state.stage >= Stage.TERMINATE)
+    failures = (*state.failures, *before, known)
     state = replace(state, quiet=state.quiet - {missed}, failures=failures)
     if state.stage is Stage.RUNNING:
         # The first failure; the others may report what they know, then end.
