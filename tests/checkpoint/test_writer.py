@@ -123,3 +123,18 @@ def test_what_a_disk_refuses_is_said(memory, tmp_path, monkeypatch, code):
     monkeypatch.setattr(folder, "_write_synced", fail)
     told = told_of_writing(memory, tmp_path)
     assert f"{os.strerror(code)}; training continues, and the next one is tried" in told[0]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("numpy")])
+def test_whatever_fails_the_state_is_not_saved(memory, tmp_path, monkeypatch, error):
+    def fail(*args):
+        raise error
+
+    snapshot(memory, 0, 5, mark=1)
+    monkeypatch.setattr(folder, "_write_synced", fail)
+    told = []
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, kept(0, 5, tmp_path))
+    writer.wait()
+    assert f"no checkpoint: {str(error) or 'MemoryError'}; training" in told[0]
+    assert "of step 5, is NOT on the disk" in writer.not_saved

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.folder import RUN_FILE
 from unisono.runtime.checkpoint.remote import finish_copying, start_copying
 from unisono.runtime.checkpoint.run_directory import DirectoryLocks, RunDirectory
@@ -168,8 +167,8 @@ class CheckpointWriter:
                 store.write(kept.step, {**files, RUN_FILE: last})
             if kept.end:
                 store.mark_end(kept.step, kept.end)
-        except (OSError, ValueError, CheckpointError) as error:
-            return str(error).removesuffix(".")
+        except Exception as error:  # whatever it is, the state is not on the disk
+            return str(error).removesuffix(".") or type(error).__name__
         return ""
 
 
