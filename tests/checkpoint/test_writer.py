@@ -138,3 +138,14 @@ def test_whatever_fails_the_state_is_not_saved(memory, tmp_path, monkeypatch, er
     writer.wait()
     assert f"no checkpoint: {str(error) or 'MemoryError'}; training" in told[0]
     assert "of step 5, is NOT on the disk" in writer.not_saved
+
+
+def test_without_another_thread_a_snapshot_is_written_in_this_one(memory, tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    snapshot(memory, 0, 5, mark=1)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert told_of_writing(memory, tmp_path) == []
+    assert [(entry.step, entry.trouble) for entry in RunDirectory(tmp_path).entries()] == [(5, "")]
+    assert not PLACES.is_busy(0, lambda offset, count: memory[offset : offset + count])

@@ -100,10 +100,14 @@ class CheckpointWriter:
         self.wait()
         self._num_begun += 1
         kept.mark(memory, BUSY)
-        self._thread = threading.Thread(
-            target=self._write, args=(memory, kept, done, self._num_begun), name="unisono-writer"
-        )
-        self._thread.start()
+        work = memory, kept, done, self._num_begun
+        thread = threading.Thread(target=self._write, args=work, name="unisono-writer")
+        try:
+            thread.start()
+        except RuntimeError:  # there may be no more threads
+            self._write(*work)
+        else:
+            self._thread = thread
 
     def lock(self, directory: Path, remote: Mapping[str, Any] | None) -> None:
         """Lock a directory, and start to copy it to and from a URL if it has one.
