@@ -6,12 +6,12 @@ import mmap
 import os
 import struct
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from unisono.runtime.checkpoint import folder
-from unisono.runtime.checkpoint.run_directory import RunDirectory
+from unisono.runtime.checkpoint.run_directory import ENDED, RunDirectory
 from unisono.runtime.checkpoint.slots import Places, write_blob
 from unisono.runtime.checkpoint.writer import CheckpointWriter, SlotToWrite, newest_to_write
 
@@ -149,3 +149,18 @@ def test_without_another_thread_a_snapshot_is_written_in_this_one(memory, tmp_pa
     assert told_of_writing(memory, tmp_path) == []
     assert [(entry.step, entry.trouble) for entry in RunDirectory(tmp_path).entries()] == [(5, "")]
     assert not PLACES.is_busy(0, lambda offset, count: memory[offset : offset + count])
+
+
+def test_a_checkpoint_whose_mark_finds_no_room_is_on_the_disk(memory, tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    snapshot(memory, 0, 5, mark=1)
+    monkeypatch.setattr(RunDirectory, "mark_end", fail)
+    told = []
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, replace(kept(0, 5, tmp_path), end=ENDED + "loop 1"))
+    writer.wait()
+    assert "step 5: the checkpoint is on the disk, but is not marked" in told[0]
+    assert (len(told), writer.not_saved) == (1, "")
+    assert writer.newest.startswith("step 5 is on the disk")

@@ -170,10 +170,23 @@ class CheckpointWriter:
                 last = _checked_after(files[RUN_FILE], mark, memory, kept)
                 store.write(kept.step, {**files, RUN_FILE: last})
             if kept.end:
-                store.mark_end(kept.step, kept.end)
+                self._mark_end(store, kept)
         except Exception as error:  # whatever it is, the state is not on the disk
             return str(error).removesuffix(".") or type(error).__name__
         return ""
+
+    def _mark_end(self, store: RunDirectory, kept: SlotToWrite) -> None:
+        """Mark a checkpoint as a loop's end; the state is saved even if that fails."""
+        try:
+            store.mark_end(kept.step, kept.end)
+        except OSError as error:
+            if not store.has(kept.step):
+                raise
+            self._say(
+                f"step {kept.step}: the checkpoint is on the disk, but is not marked as the end of "
+                f"a loop: {error}; if a later loop resumes, the program sees newer weights before "
+                f"it than this loop ended with."
+            )
 
 
 def _mark(memory: mmap.mmap, kept: SlotToWrite) -> bytes:
