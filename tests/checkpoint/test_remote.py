@@ -235,6 +235,30 @@ def test_what_the_run_has_gone_back_behind_is_removed_there(
     assert [path.name for path in there.glob("checkpoints/step-*")] == [name_of(3)]
 
 
+def test_a_job_that_stood_still_removes_nothing_of_the_next_one(
+    one: Machine, other: Machine, there: Path
+) -> None:
+    """It removed all steps that it did not know: those of the job that had taken over."""
+    first = one.begin("first", pid=os.getppid())
+    for step in (1, 2):
+        one.write(step)
+        first.round(is_last=False)
+    one.write(3)
+
+    def stand_still(path: str) -> None:
+        if name_of(3) in path and "commit" in path:
+            Store.trouble = lambda path: None
+            second = other.begin("second")
+            for step in (7, 8):
+                other.write(step)
+                second.round(is_last=False)
+
+    Store.trouble = stand_still
+    with pytest.raises(TakenError):
+        first.round(is_last=False)
+    assert {name_of(7), name_of(8)} <= set(os.listdir(there / "checkpoints"))
+
+
 def test_a_second_job_is_refused_as_long_as_the_first_gives_signs_of_life(
     one: Machine, other: Machine, there: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ class Copy:
         self._local = RunDirectory(self._folder, work["keep"])
         self._remote = RemoteFiles(work["url"])
         self._there: dict[int, _Stored] = {}
+        self._ours: set[int] = set()  # steps whose folders there were found at first, or put there
         self._copied: dict[str, tuple[int, int]] = {}  # other files, as they were when copied
         self._owner: dict[str, Any] = {}
         self._beating = threading.Lock()
@@ -81,6 +82,7 @@ class Copy:
         with suppress(OSError, NotPlainFileError, TypeError, ValueError, RecursionError):
             known += json.loads(_read(self._folder / NOTE))
         is_continued = before.get("session") in known
+        self._ours = set(self._steps_there())
         self._there = self._found_there()
         if self._work["resumes"]:
             if not is_continued:
@@ -186,15 +188,18 @@ class Copy:
             return owner if isinstance(owner, dict) else {}
         return {}
 
+    def _steps_there(self) -> list[int]:
+        named = map(step_of, self._remote.names(CHECKPOINTS, "directory"))
+        return [step for step in named if step is not None]
+
     def _found_there(self) -> dict[int, _Stored]:
         """Return the checkpoints at the URL whose commit file is complete."""
         found = {}
-        for step in map(step_of, self._remote.names(CHECKPOINTS, "directory")):
+        for step in self._steps_there():
             with suppress(CheckpointError):
-                if step is not None:
-                    files.parse_commit(commit := self._remote.read(_in(step, files.COMMIT)))
-                    end = self._remote.read(_in(step, END_MARK)).decode(errors="replace")
-                    found[step] = commit, end
+                files.parse_commit(commit := self._remote.read(_in(step, files.COMMIT)))
+                end = self._remote.read(_in(step, END_MARK)).decode(errors="replace")
+                found[step] = commit, end
         return found
 
     def _here(self) -> dict[int, _Stored]:
@@ -287,6 +292,7 @@ class Copy:
         """Copy a checkpoint, with its commit file last."""
         path = self._local.path_of(step)
         is_new = self._there.get(step, (b"", ""))[0] != commit
+        self._ours.add(step)
         try:
             if is_new and step in self._there:
                 del self._there[step]
@@ -306,15 +312,19 @@ class Copy:
                 raise  # otherwise it is being removed locally
 
     def _remove_outdated(self, newest: int) -> None:
-        """Remove checkpoints that are outdated, incomplete, or newer than the run's newest."""
+        """Remove checkpoints that are outdated, incomplete, or newer than the run's newest.
+
+        A job that stood still for long may have lost the URL: it must not remove a new owner's.
+        """
         ends = {step: end for step, (_, end) in self._there.items() if step <= newest}
         num_ends = ends_at_most(self._local.path_of(newest))
         wanted = ends.keys() - outdated(ends, self._work["keep"], num_ends)
-        for step in map(step_of, self._remote.names(CHECKPOINTS, "directory")):
-            if step is not None and step not in wanted:
-                self._there.pop(step, None)
-                self._remote.remove(_in(step, files.COMMIT))
-                self._remote.remove(_in(step, ""))
+        for step in sorted(self._ours - wanted):
+            self.beat()
+            self._there.pop(step, None)
+            self._remote.remove(_in(step, files.COMMIT))
+            self._remote.remove(_in(step, ""))
+            self._ours.remove(step)
 
 
 def _named(owner: dict[str, Any]) -> str:
