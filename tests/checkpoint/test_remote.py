@@ -235,6 +235,31 @@ def test_what_the_run_has_gone_back_behind_is_removed_there(
     assert [path.name for path in there.glob("checkpoints/step-*")] == [name_of(3)]
 
 
+def test_a_link_in_place_of_the_copy_of_a_file_is_not_followed(
+    one: Machine, there: Path, tmp_path: Path
+) -> None:
+    copy = one.begin("first")
+    one.write(1)
+    (tmp_path / "outside").write_text("precious")
+    (one.folder / ".remote-file").symlink_to(tmp_path / "outside")
+    copy.round(is_last=False)
+    assert (tmp_path / "outside").read_text() == "precious"
+    assert (there / "events.jsonl").read_text() == "1\n"
+
+
+def test_checkpoints_are_copied_even_if_other_files_cannot_be(one: Machine, there: Path) -> None:
+    copy = one.begin("first")
+    one.write(1)
+    (one.folder / ".remote-file").mkdir()  # fails as a full local disk would
+    with pytest.raises(IsADirectoryError):
+        copy.round(is_last=True)
+    assert (there / "checkpoints" / name_of(1) / "commit.json").exists()
+    assert copy.missing() == "events.jsonl"
+    (one.folder / ".remote-file").rmdir()
+    copy.round(is_last=True)
+    assert not copy.missing()
+
+
 def test_a_job_that_stood_still_removes_nothing_of_the_next_one(
     one: Machine, other: Machine, there: Path
 ) -> None:

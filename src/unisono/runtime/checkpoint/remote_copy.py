@@ -109,11 +109,14 @@ class Copy:
         new = [step for step in sorted(here, reverse=True) if self._there.get(step) != here[step]]
         if new or is_last:
             self.beat()
-            self._put_files()  # before the checkpoint that they belong to
-        for step in new:
-            self._put(step, *here[step])
-        if new:
-            self._remove_outdated(max(here))
+        try:
+            if new or is_last:
+                self._put_files()  # before the checkpoint that they belong to
+        finally:  # a full local disk has no room for these files' copy, but has the checkpoints
+            for step in new:
+                self._put(step, *here[step])
+            if new:
+                self._remove_outdated(max(here))
         if is_last:
             self.beat(has_left=True)
 
@@ -281,12 +284,17 @@ class Copy:
 
     def _put_files(self) -> None:
         copy = self._folder / ".remote-file"
-        for name, seen in self._files().items():
-            if self._copied.get(name) != seen:
-                shutil.copyfile(self._folder / name, copy)  # the run may truncate it meanwhile
-                self._remote.write(name, copy)
-                self._copied[name] = seen
-        copy.unlink(missing_ok=True)
+        try:
+            for name, seen in self._files().items():
+                if self._copied.get(name) != seen:
+                    copy.unlink(missing_ok=True)  # a link would lead out of the folder
+                    fd = open_plain(self._folder / name, os.O_RDONLY)
+                    with os.fdopen(fd, "rb") as file, copy.open("xb") as beside:
+                        shutil.copyfileobj(file, beside)  # the run may truncate it meanwhile
+                    self._remote.write(name, copy)
+                    self._copied[name] = seen
+        finally:
+            copy.unlink(missing_ok=True)
 
     def _put(self, step: int, commit: bytes, end: str) -> None:
         """Copy a checkpoint, with its commit file last."""
