@@ -185,6 +185,26 @@ def test_the_folder_that_was_there_last_goes_on_with_what_was_not_copied(one: Ma
     assert not copy.missing()
 
 
+def test_on_each_host_a_folder_goes_on_with_what_was_not_copied(
+    one: Machine, other: Machine
+) -> None:
+    """Hosts that did not own the URL set it aside, so all went back to what the URL had."""
+    copy = one.begin("first")
+    other.begin("first, on another host", owns=False)
+    for step in (1, 7):
+        one.write(step)
+        other.write(step)
+        if step == 1:  # the job is killed before it has copied step 7
+            copy.round(is_last=False)
+    one.begin("second")
+    other.begin("second, on another host", owns=False)
+    assert one.steps() == other.steps() == [1, 7]
+    Machine(one.folder.parent, "elsewhere").begin("third")
+    one.begin("fourth")
+    other.begin("fourth, on another host", owns=False)
+    assert one.steps() == other.steps() == [1], "the run has continued elsewhere"
+
+
 def test_a_folder_whose_run_went_on_elsewhere_is_set_aside(
     one: Machine, other: Machine, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 ::
 
     s3://bucket/run/
-      owner.json               the job that copies there: its session, its beat
+      owner.json               the job that copies there: its session, the one before, its beat
       events.jsonl, …          the plain files of the run directory
       checkpoints/step-…/      the three files, end-of-loop, and then commit.json
 
@@ -73,15 +73,20 @@ class Copy:
         self._beating = threading.Lock()
 
     def open(self) -> None:
-        """Update the local folder from the URL, and become the URL's owner.
+        """Update the local folder from the URL, and become the URL's owner if it is to be copied.
 
-        Raises a CheckpointError if another job owns the URL, or its contents cannot be used.
+        On hosts other than the owner's, the owner is there first. Raises a CheckpointError if
+        another job owns the URL, or its contents cannot be used.
         """
-        before = self._left() if self._work["owns"] else {}
+        owns = self._work["owns"]
+        owner = self._left() if owns else self._read_owner()
+        before, session = owner.get("before"), owner.get("session")
+        if owns:
+            before, session = session, self._work["session"]
         known: list[Any] = []  # the sessions that the local folder knows
         with suppress(OSError, NotPlainFileError, TypeError, ValueError, RecursionError):
             known += json.loads(_read(self._folder / NOTE))
-        is_continued = before.get("session") in known
+        is_continued = before in known
         self._ours = set(self._steps_there())
         self._there = self._found_there()
         if self._work["resumes"]:
@@ -93,10 +98,10 @@ class Copy:
                 f"has checkpoints of {listed('step', sorted(self._there))}: pass another URL, or "
                 f"remove them."
             )
-        if self._work["owns"]:
-            known = [*(known if is_continued else []), self._work["session"]]
-            with written_whole(self._folder / NOTE) as file:
-                file.write(json.dumps(known).encode())
+        known = [*(known if is_continued else []), session]
+        with written_whole(self._folder / NOTE) as file:
+            file.write(json.dumps(known).encode())
+        if owns:
             self._claim(before)
         if self._work["resumes"]:
             self._fetch()
@@ -165,13 +170,14 @@ class Copy:
             return False
         return pid == self._work["pid"] or started_at(pid) != owner.get("started")
 
-    def _claim(self, before: dict[str, Any]) -> None:
-        """Become the owner after `before`; raise if another job does so at the same time."""
+    def _claim(self, before: object) -> None:
+        """Become the owner after session `before`; raise if another job does so at that time."""
         pid, session = self._work["pid"], self._work["session"]
         process = {"host": host_name(), "pid": pid, "started": started_at(pid)}
-        self._owner = {"session": session, "name": os.uname().nodename, **process, "beat": 0}
+        facts = {"session": session, "before": before, "name": os.uname().nodename}
+        self._owner = {**facts, **process, "beat": 0}
         start_s = time.monotonic()
-        if (there := self._read_owner()).get("session") == before.get("session"):
+        if (there := self._read_owner()).get("session") == before:
             self._remote.write(OWNER, json.dumps(self._owner).encode())
             # Of two jobs that write at once, the later overwrites the other.
             time.sleep(max(SETTLE_S, 2 * (time.monotonic() - start_s)))
