@@ -1,5 +1,7 @@
 """Weights fit a model whatever wraps it, or the model stays as it is."""
 
+import errno
+import io
 import json
 import os
 import struct
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save, save_file
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
+from unisono.engine.state import load
 from unisono.engine.state.load import load_weights, plain_weights, save_weights
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.run_directory import RunDirectory
@@ -467,3 +470,19 @@ def test_a_folder_that_is_not_there_is_told_in_characters_that_can_be_shown(tmp_
     with pytest.raises(FileExistsError, match=words) as caught:
         save_weights(plain(), stands_in_the_way / "weights")
     assert str(caught.value).isprintable()
+
+
+class FullDisk(io.BytesIO):
+    """A file that has room for a page."""
+
+    def write(self, data):
+        if self.tell() + len(data) > 4096:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+@pytest.mark.parametrize("name", ["best.safetensors", "best.pt"])
+def test_a_full_disk_is_said_in_the_same_words_for_each_format(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(load, "written_whole", lambda path: FullDisk())
+    with pytest.raises(OSError, match=rf"{name} cannot be written \(No space left on device\)"):
+        save_weights(nn.Linear(100, 100), tmp_path / name)

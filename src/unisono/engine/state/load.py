@@ -7,6 +7,7 @@ Only values are read, and a model is changed only if all of them fit.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Collection, Mapping
@@ -302,7 +303,9 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as file:
             if is_torchs:
-                torch.save(_state_dict(model), file)
+                # From an OSError of the file, torch makes a RuntimeError.
+                torch.save(_state_dict(model), whole := io.BytesIO())
+                file.write(whole.getbuffer())
             else:
                 file.write(to_safetensors(plain_weights(model)))
     except OSError as error:
