@@ -37,6 +37,19 @@ def test_each_look_gives_what_is_new(path):
     assert (begun.call_count, reader.num_unreadable) == (1, 0)
 
 
+def test_a_line_that_is_torn_during_a_look_is_whole_in_the_next(path):
+    """The second half counted as a line, and its step was lost."""
+    path.write_bytes(line(0) + line(1)[:10])
+    reader = EventReader(path)
+    look = reader.new_events()
+    assert next(look).step == 0
+    with path.open("ab") as file:
+        file.write(line(1)[10:] + line(2))
+    assert list(look) == []
+    assert steps(reader) == [1, 2]
+    assert (reader.num_unreadable, reader.offset_bytes) == (0, path.stat().st_size)
+
+
 def test_a_look_may_stop_midway(path):
     path.write_bytes(line(0) + line(1) + line(2))
     reader = EventReader(path)

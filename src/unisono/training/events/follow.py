@@ -19,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, takewhile
 from operator import methodcaller
 from pathlib import Path
 from types import NoneType
@@ -121,9 +121,8 @@ class EventReader:
     def _events(self, file: BinaryIO) -> Iterator[Event]:
         """Read whole lines, and record the offset up to which events were yielded."""
         while lines := file.readlines(_AT_ONCE_BYTES):
-            if not lines[-1].endswith(b"\n"):
-                lines.pop()  # torn: nothing follows
-            for are_steps, group in groupby(lines, methodcaller("startswith", _STEP)):
+            whole = list(takewhile(methodcaller("endswith", b"\n"), lines))
+            for are_steps, group in groupby(whole, methodcaller("startswith", _STEP)):
                 some = list(group)
                 is_new = self.offset_bytes + sum(map(len, some)) >= self._steps_from
                 steps = read_steps(some) if are_steps and is_new else None
@@ -134,6 +133,8 @@ class EventReader:
                     event = self._read(line) if steps is None else steps[number]
                     if event is not None:
                         yield event
+            if len(whole) < len(lines):
+                return  # a line was torn; by now its other half may follow, which is no line
 
     def _read(self, line: bytes) -> Event | None:
         if not line.strip():
