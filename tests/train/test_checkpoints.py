@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.parity import cases
@@ -22,7 +23,7 @@ import unisono
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import folder
 from unisono.runtime.checkpoint.run_directory import lock_directory
-from unisono.training.resume import newest_common
+from unisono.training.resume import _is_shared, newest_common
 
 PROGRAM = Path(__file__).with_name("resumable.py")
 
@@ -387,3 +388,16 @@ def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsy
 def test_the_newest_checkpoint_that_all_have_with_the_same_contents(held, newest):
     assert newest_common(held) == newest
     assert newest_common(held[::-1]) == newest
+
+
+def test_a_shared_folder_is_seen_whose_absence_was_remembered(monkeypatch, tmp_path):
+    """A host that had looked for it before took it for another host's, on NFS."""
+    remembered = {tmp_path}
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.parent not in remembered and exists(path))
+    monkeypatch.setattr(Path, "mkdir", lambda path, **options: remembered.discard(path))
+    (tmp_path / "mark").touch()
+    team = Mock(hosts=[[0], [1]], size=2, is_leader=False)
+    team.broadcast_from_leader.return_value = b"mark"
+    team.gather.side_effect = lambda seen, purpose: {0: b"seen", 1: seen}
+    assert _is_shared(team, tmp_path)

@@ -321,6 +321,9 @@ def _is_shared(team: Team, directory: Path) -> bool:
     if not name:
         return True  # the leader's search for a checkpoint reports it
     mark = directory / name
+    with contextlib.suppress(OSError):  # complete_here reports it
+        # NFS may remember for 30 s that there was no such folder, but asks when one is made.
+        directory.mkdir(parents=True, exist_ok=True)
     heard = team.gather(b"seen" if mark.exists() else b"", _PURPOSE)
     if team.is_leader:
         mark.unlink(missing_ok=True)
