@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import run_directory
-from unisono.runtime.checkpoint.run_directory import lock_directory
+from unisono.runtime.checkpoint.run_directory import HeldElsewhereError, lock_directory
+from unisono.training import checkpoints
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def test_within_a_process_all_claims_are_one_and_end_with_the_last(folder):
     assert is_locked(folder)
     del second
     assert not is_locked(folder)
-    assert list(folder.iterdir()) == []
+    assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
 def test_a_forked_process_does_not_have_what_its_parent_holds(folder):
@@ -116,6 +119,40 @@ def test_a_lock_that_is_released_while_its_holder_is_sought_is_taken(folder, mon
     fcntl.flock(other, fcntl.LOCK_EX)
     monkeypatch.setattr(run_directory, "holder_of", lambda directory: os.close(other))
     assert lock_directory(folder) is not None
+
+
+@pytest.fixture
+def held_elsewhere(folder):
+    """Hold a folder as a job on another host does on NFS, where that of folders is not seen."""
+    folder.mkdir()
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def test_a_job_on_another_host_keeps_others_out(folder, held_elsewhere):
+    with pytest.raises(HeldElsewhereError, match="is in use on another host: wait until"):
+        lock_directory(folder)
+    assert not is_locked(folder)
+    held_elsewhere.close()
+    assert lock_directory(folder) is not None
+
+
+def test_a_run_waits_until_the_lock_of_a_lost_host_is_dropped(
+    folder, held_elsewhere, monkeypatch, capsys
+):
+    clock = Mock(wraps=time, sleep=lambda seconds: held_elsewhere.close())
+    monkeypatch.setattr(checkpoints, "time", clock)
+    assert train(folder) == 2
+    assert "is in use on another host: waiting up to 120 s" in capsys.readouterr().out
+
+
+def test_a_link_in_place_of_the_file_that_is_locked_is_refused(folder, tmp_path):
+    folder.mkdir()
+    (folder / ".lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(CheckpointError, match="must be a plain file with no other name, but is a"):
+        lock_directory(folder)
+    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])

@@ -30,6 +30,7 @@ from unisono.runtime.checkpoint.remote import await_answer, local_folder, url_of
 from unisono.runtime.checkpoint.run_directory import (
     CheckpointEntry,
     FileId,
+    HeldElsewhereError,
     RunDirectory,
     file_id_of,
 )
@@ -45,6 +46,8 @@ from unisono.runtime.world import per_process
 from unisono.training.identity import compare, of_every_loop
 from unisono.training.loop_plan import Totals
 from unisono.training.options import OF_PROGRAM, Checkpoint, Every
+
+_LOST_HOST_HOLDS_S, _LOOK_EVERY_S = 120.0, 1.0  # servers of NFS 4 drop its locks after 90 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class Checkpoints:
         `fits` raises if the model differs, before anything else is compared.
         """
         self.open()
-        self._claim()
+        self._await_claim()
         self._check_place()
         if self._saving.resume == "never":
             self.set_aside(-1)
@@ -223,7 +226,7 @@ class Checkpoints:
 
     def complete_here(self) -> dict[int, str]:
         """Return digests of the complete checkpoints on a host with its own directory, by step."""
-        self._claim()
+        self._await_claim()
         self._check_place()
         found = [] if self._saving.resume == "never" else self._run_directory.entries()
         return {one.step: digest_of_state(one.path) for one in found if not one.trouble}
@@ -339,7 +342,7 @@ class Checkpoints:
                 "timeout_s": REMOTE.in_s(),
             }
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._claim(work)
+            self._await_claim(work)
             await_answer(self.directory, work)
             self._is_open = True
 
@@ -347,6 +350,23 @@ class Checkpoints:
         """Raise OSError if the directory is not writable; later failures are survived."""
         self.directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=self.directory).close()
+
+    def _await_claim(self, remote: Mapping[str, Any] | None = None) -> None:
+        """Lock the directory, once a file server no longer counts a lost host's lock."""
+        until_s, is_told = time.monotonic() + _LOST_HOST_HOLDS_S, False
+        while True:
+            try:
+                return self._claim(remote)
+            except HeldElsewhereError:
+                if time.monotonic() > until_s:
+                    raise
+                if not is_told:
+                    self._say(
+                        f"{self.directory} is in use on another host: waiting up to "
+                        f"{_LOST_HOST_HOLDS_S:.0f} s, in case that host is lost"
+                    )
+                is_told = True
+                time.sleep(_LOOK_EVERY_S)
 
     def _claim(self, remote: Mapping[str, Any] | None = None) -> None:
         """Lock the directory against other jobs for as long as this one runs."""

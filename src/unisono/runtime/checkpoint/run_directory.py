@@ -4,7 +4,8 @@ A checkpoint that a loop over steps ended with has a mark in its folder that nam
 restarted program repeats what it does between two loops, starting from the state that it had there.
 
 Only one job at a time writes to a run directory: the job locks it. The kernel releases the lock
-when the process that holds it ends, and nothing is left over. File systems may lack locks.
+when the process that holds it ends; only an empty file is left over. NFS and Lustre keep the lock
+of a directory on its host, and share only that of the file. File systems may lack locks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ Contents = TypeVar("Contents")
 
 _NAME = re.compile(r"step-(\d{12})")
 END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1024
+_LOCK_FILE = ".lock"
 _FORKS_LET_GO_WITHIN_S = 2.0
 _ENDS_AT_LEAST, _ENDS_AT_MOST = 8, 256  # ends of loops that are kept besides the newest checkpoints
 _ENDS_BYTES = 128 << 20  # of all of them, if there are more than the minimum
@@ -225,6 +227,11 @@ def _end_in(path: Path) -> str:
         return ""
 
 
+@final
+class HeldElsewhereError(CheckpointError):
+    """Another host has locked a run directory; if it is gone, the file server notices later."""
+
+
 FileId = tuple[int, int]
 
 _locks: weakref.WeakValueDictionary[FileId, DirectoryLock] = weakref.WeakValueDictionary()
@@ -235,9 +242,14 @@ _making = threading.Lock()
 class DirectoryLock:
     """Locks a folder while this object lives; only :func:`lock_directory` creates one."""
 
-    def __init__(self, fd: int, file_id: FileId) -> None:
+    def __init__(self, fds: Sequence[int], file_id: FileId) -> None:
         self.file_id = file_id
-        self.release = weakref.finalize(self, os.close, fd)
+        self.release = weakref.finalize(self, _close, fds)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 @final
@@ -286,7 +298,8 @@ def file_id_of(directory: Path) -> FileId | None:
 def lock_directory(directory: Path) -> DirectoryLock | None:
     """Lock a folder against other processes; return None if it cannot be locked.
 
-    All locks of one process on a folder are one lock. Raises a CheckpointError if another has it.
+    All locks of one process on a folder are one lock. Raises a CheckpointError if another has it,
+    a HeldElsewhereError if that is on another host.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -300,7 +313,8 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
         try:
             if held is None:
                 _lock(fd, directory)
-                held = _locks[file_id] = DirectoryLock(os.dup(fd), file_id)
+                fds = *_locked_file(directory), os.dup(fd)
+                held = _locks[file_id] = DirectoryLock(fds, file_id)
         except BlockingIOError:
             pid = holder_of(directory)
             raise CheckpointError(
@@ -315,8 +329,32 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
     return held
 
 
-def _lock(fd: int, directory: Path) -> None:
-    """Lock a folder, or raise BlockingIOError; wait a moment for forks of a holder that is gone.
+def _locked_file(directory: Path) -> list[int]:
+    """Lock a file in a folder; return its descriptor, or nothing if that cannot be done."""
+    path = directory / _LOCK_FILE
+    try:
+        fd = open_plain(path, os.O_RDWR | os.O_CREAT)  # NFS locks no file that is only read
+    except NotPlainFileError as error:
+        raise CheckpointError(str(error)) from None
+    except OSError:
+        return []
+    try:
+        _lock(fd, path)
+    except BlockingIOError:
+        os.close(fd)
+        raise HeldElsewhereError(
+            f"a run directory must belong to one job at a time, but {shown(directory, 1000)} is in "
+            f"use on another host: wait until that has ended, pass another `directory`, or remove "
+            f"{_LOCK_FILE} there if that host is gone."
+        ) from None
+    except OSError:
+        os.close(fd)
+        return []
+    return [fd]
+
+
+def _lock(fd: int, path: Path) -> None:
+    """Lock a folder or file, or raise BlockingIOError; wait a moment for forks of a dead holder.
 
     A fork releases the lock when it starts to run, which may be after its parent was killed.
     """
@@ -325,7 +363,7 @@ def _lock(fd: int, directory: Path) -> None:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid, was_told = holder_of(directory), is_told
+            pid, was_told = holder_of(path), is_told
             is_told = pid is not None  # if not, the lock may just have been released
             is_there = not was_told if pid is None else started_at(pid) is not None
             if is_there or time.monotonic() > until_s:

@@ -234,7 +234,9 @@ class RequestHandler:
     def _locked(self, directory: Path, remote: Mapping[str, Any] | None) -> messages.ToWorker:
         try:
             self._writer.lock(directory, remote)
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
+            return messages.Refused(str(error), type(error))
+        except OSError as error:
             return messages.Refused(str(error), CheckpointError)
         return messages.Acknowledged()
 
