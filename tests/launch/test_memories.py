@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -142,6 +143,18 @@ def test_ended_loops_keep_no_descriptor_each(memories: SharedMemories) -> None:
             os.pwrite(fd, (2).to_bytes(8, "little"), 0)
             end_loop(key)
     assert os.pread(memories.request(0, 4, places.num_bytes), 8, 0) == (2).to_bytes(8, "little")
+
+
+def test_more_files_are_allowed_once_half_of_them_are_open(memories: SharedMemories) -> None:
+    """Of predictions, each call keeps one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+        for number in range(20):
+            memories.request(0, ROW_KEYS + number, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_room_for_the_file_nothing_is_kept(memories, monkeypatch) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import final
 
@@ -49,7 +51,8 @@ class SharedMemories:
     def request(self, rank: int, key: int, num_bytes: int) -> int:
         """Return the descriptor of memory `key`, which the launcher owns, or raise."""
         if key not in self._by_key:
-            self._by_key[key] = _Shared(_create(key, num_bytes), num_bytes, rank)
+            self._by_key[key] = _Shared(fd := _create(key, num_bytes), num_bytes, rank)
+            _allow_files_beyond(fd)
         shared = self._by_key[key]
         if shared.num_bytes != num_bytes:
             raise ValueError(
@@ -166,6 +169,15 @@ class SharedMemories:
         if shared.mapping is not None:
             shared.mapping.close()
         shared.fd, shared.mapping = -1, None
+
+
+def _allow_files_beyond(fd: int) -> None:
+    """Allow twice as many open files once half are: each prediction keeps one, for replacements."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    more = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
+    if soft < 2 * fd and soft < more:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
 def _unnamed_file() -> int:
