@@ -165,8 +165,17 @@ def test_what_cannot_be_kept_is_refused(loader, options, words):
         make().fit(loader(), epochs=1, **options)
 
 
-def test_evaluation_takes_every_sample_once():
-    loader = DataLoader(data(), 4, sampler=RandomSampler(data(), replacement=True))
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(range(3), replacement=True),
+        SequentialSampler(range(8)),
+        DistributedSampler(range(8), num_replicas=1, rank=0),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_evaluation_takes_every_sample_once(sampler):
+    loader = DataLoader(data(), 4, sampler=sampler)
     for use in (make().evaluate, make().predict):
         with pytest.raises(ValueError, match="every sample of a dataset once"):
             use(loader)

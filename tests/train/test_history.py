@@ -147,3 +147,23 @@ def test_passes_read_samples_as_fit_did_unless_it_is_said():
     assert torch.equal(trainer.predict(seen), trainer.predict(whole))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         trainer.predict(seen, batch_size=8)
+
+
+def test_a_loss_of_the_whole_batch_weighs_steps_by_their_samples():
+    def values(outputs):
+        return {
+            "loss": outputs.mean(),
+            "big": (outputs > 4).sum(),
+            "rate": (outputs > 4).float().mean(),
+        }
+
+    rows = torch.utils.data.TensorDataset(torch.arange(10.0).reshape(10, 1))
+    for loss in (
+        lambda model, batch: values(model(batch[0])),
+        unisono.WholeBatch(lambda model, batch: model(batch[0]), lambda model, rows: values(rows)),
+    ):
+        model = nn.Linear(1, 1)
+        nn.init.ones_(model.weight), nn.init.zeros_(model.bias)
+        trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0), loss)
+        (row,) = trainer.fit(rows, batch_size=8, epochs=1, shuffle=False)
+        assert (row["loss"], row["big"], row["rate"]) == (4.5, 5, 0.5)

@@ -126,3 +126,67 @@ def test_what_is_no_row_per_sample_is_refused(value, words):
 
     with pytest.raises(TypeError, match=words):
         unisono.Trainer(model, optimizer, loss, shards=2).fit(by_sign(20), batch_size=10, steps=1)
+
+
+class Remembering(nn.Module):
+    """Returns rows in memory that its next pass writes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(4, 1))
+
+    def forward(self, inputs):
+        self.seen.copy_(inputs)
+        return self.layer(inputs)
+
+
+def test_rows_are_those_of_their_pass():
+    rows = TensorDataset(torch.arange(8.0).reshape(8, 1))
+    model = Remembering()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = unisono.Run(model, optimizer, shards=2, buffers={"seen": "first"})
+    for step in run.steps(rows, batch_size=8, steps=1, shuffle=False):
+        with step:
+            for batch in step.shards:
+                loss = model(batch[0]).mean()
+                step.backward({"loss": loss, "per_sample": {"a": model.seen, "b": model.seen}})
+        for name in ("a", "b"):
+            assert step.per_sample[name].flatten().tolist() == [*range(8)]
+    trainer = unisono.Trainer(model, optimizer, lambda model, batch: model(batch[0]).mean())
+    found = trainer.evaluate(
+        rows,
+        batch_size=4,
+        metrics={"rows": lambda rows: rows.flatten().tolist()},
+        forward=lambda model, batch: (model(batch[0]), model.seen)[1:],
+    )
+    assert found["rows"] == [*range(8)]
+
+
+def test_rows_of_conjugates_are_conjugate():
+    model = nn.Linear(1, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
+    rows = TensorDataset(torch.complex(torch.ones(8, 1), torch.arange(8.0).reshape(8, 1)))
+    for step in run.steps(rows, batch_size=8, steps=1, shuffle=False):
+        with step:
+            for (batch,) in step.shards:
+                loss = model(batch.real).mean()
+                step.backward({"loss": loss, "per_sample": {"rows": batch.conj()}})
+        assert step.per_sample["rows"].imag.flatten().tolist() == [-row for row in range(8)]
+
+
+def names_by_shard():
+    model = nn.Linear(1, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
+    for step in run.steps(TensorDataset(torch.ones(8, 1)), batch_size=8, steps=1):
+        with step:
+            for (batch,) in step.shards:
+                name = "odd" if unisono.progress().shard else "even"
+                step.backward({"loss": model(batch).mean(), "per_sample": {name: batch}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_names_that_differ_between_shards_are_refused(workers):
+    with pytest.raises(unisono.errors.MismatchError, match="'even', 'odd'"):
+        unisono.launch(names_by_shard, workers=workers)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.engine.state.load import save_weights
 from unisono.errors import CheckpointError
 from unisono.tools.cli import main
 
@@ -125,6 +126,17 @@ def test_weights_are_saved_in_the_format_of_the_name_and_folders_are_made(tmp_pa
         other = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
         other.load_state_dict(torch.load(tmp_path / name, weights_only=True))
         assert torch.equal(other[2].bias, trainer.run.model[2].bias)
+
+
+def test_weights_under_names_that_a_hook_has_changed_are_refused(tmp_path):
+    """`load_state_dict` takes none of them, and torch is asked to say nothing."""
+    model = torch.nn.Linear(1, 1)
+    model._register_state_dict_hook(
+        lambda module, state, prefix, local: state.update(other=state.pop("weight"))
+    )
+    save_weights(model, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match="takes no `other`"):
+        unisono.load_weights(tmp_path / "m.pt", model)
 
 
 def test_tied_weights_have_both_names_in_a_file_of_torchs(tmp_path):

@@ -211,13 +211,18 @@ def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
     elif type(sampler) is RandomSampler and not sampler.replacement:
         is_whole = sampler.num_samples == length_of(reading.dataset)
         order = replace(reading, shuffle=True) if is_whole else replace(reading, sampler=sampler)
-    elif type(sampler) is SequentialSampler:
+    elif type(sampler) is SequentialSampler and _are_as_many(sampler.data_source, reading):
         order = replace(reading, shuffle=False)
-    elif type(sampler) is DistributedSampler:
+    elif type(sampler) is DistributedSampler and _are_as_many(sampler.dataset, reading):
         order = replace(reading, shuffle=sampler.shuffle)
     else:
         order = replace(reading, sampler=sampler)
     return order
+
+
+def _are_as_many(samples: Any, reading: Reading) -> bool:
+    """Return whether a sampler is over as many samples as the dataset has, so over all of them."""
+    return samples is reading.dataset or len(samples) == length_of(reading.dataset)
 
 
 def _without_last(reading: Reading) -> Reading:

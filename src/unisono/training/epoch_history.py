@@ -18,14 +18,21 @@ _ROWS_AT_MOST = 10_000  # because each snapshot contains them
 VALIDATION = "validation/"
 
 
-def note_step(last: dict[str, Any], means: StepMeans, num_samples: int, position: Position) -> None:
-    """Add a finished step, after which the run is at `position`."""
+def note_step(
+    last: dict[str, Any], means: StepMeans, num_samples: int, position: Position, weight_of: int = 1
+) -> None:
+    """Add a finished step, after which the run is at `position`.
+
+    `weight_of`: the weight of each mean, where those of the step are all 1.
+    """
     last[_SAMPLES] = samples_trained(last) + num_samples
     sums = last.setdefault(_SUMS, {})
     for name, (total, weight) in means.sums.items():
         before = sums.setdefault(name, [0.0, None if weight is None else 0.0])
-        before[0] += total
-        before[1] = None if weight is None or before[1] is None else before[1] + weight
+        if weight is None or before[1] is None:
+            before[0], before[1] = before[0] + total, None
+        else:
+            before[0], before[1] = before[0] + total * weight_of, before[1] + weight * weight_of
     if position.batch == 0:
         rows = [*last.get(_ROWS, []), _row(last, position.epoch, position.step)]
         last[_ROWS] = rows[-_ROWS_AT_MOST:]

@@ -279,7 +279,9 @@ class FitUnderWay(Observer):
         """Act on a finished step: callbacks, schedule, validation."""
         if step.is_done:
             self._totals.count(step.number, step.num_samples)
-            note_step(self._run.last, step.means, step.num_samples, self._run.position)
+            # A loss of the whole batch gives one mean a step, with weight 1.
+            weight_of = 1 if self._embed is None else step.num_samples
+            note_step(self._run.last, step.means, step.num_samples, self._run.position, weight_of)
         # Checked now: another worker may have joined by the time the next step begins.
         self._check_membership()
         if not step.is_done:

@@ -73,7 +73,8 @@ class Metrics:
                     f"samples, but {which} is {seen}: return numbers for each sample (of texts, "
                     f"the errors and the words of each), and have the metric add them up."
                 )
-            rows.setdefault(name, []).append(part.detach())
+            # A copy: the model may write to the same memory in its next pass.
+            rows.setdefault(name, []).append(part.detach().clone())
 
     def finish(self, told: Mapping[int, bytes], sweep: Sweep) -> dict[str, Any]:
         """Return the results for the rows of all shards, plain numbers by name. Collective."""

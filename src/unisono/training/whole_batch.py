@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from unisono.engine.state.contents import buffers_noted
 from unisono.engine.step.engine import StepEngine
-from unisono.engine.step.loss import PER_SAMPLE, check_differentiable, is_pair, read_loss
+from unisono.engine.step.loss import PER_SAMPLE, check_differentiable, is_count, is_pair, read_loss
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import Device, host, on_host
@@ -42,7 +42,7 @@ Features = dict[int, list[torch.Tensor]]
 
 def _written(features: Features) -> bytes:
     tensors = {
-        f"{shard}/{at}": on_host(leaf).contiguous()
+        f"{shard}/{at}": on_host(leaf).resolve_conj().resolve_neg().contiguous()
         for shard, leaves in features.items()
         for at, leaf in enumerate(leaves)
     }
@@ -147,7 +147,10 @@ class WholeBatchLoss:
         device = inputs[0].device if inputs else self._value.device
         value = self._value.to(device) if is_first else torch.zeros_like(self._value, device=device)
         weight = float(is_first)
-        others: dict[str, Any] = {n: (v * weight, weight) for n, v in self._others.items()}
+        others: dict[str, Any] = {
+            name: v * is_first if is_count(v) else (v * weight, weight)
+            for name, v in self._others.items()
+        }
         if self._per_sample:
             rows = self._per_sample.items()
             others[PER_SAMPLE] = {name: self._whole.of_shard(row, shard) for name, row in rows}
@@ -183,7 +186,7 @@ def gathered(
     mine = [shard for shard in missing if shard in engine.passes.shards]
     while missing:
         engine.begin_passes()
-        found = {v: [leaf.detach().to(device.torch) for leaf in embedded(v)] for v in mine}
+        found = {v: [leaf.detach().clone().to(device.torch) for leaf in embedded(v)] for v in mine}
         engine.end_passes()
         heard = team.gather(_written(found), "features of the global batch")
         for rank, told in heard.items():
@@ -208,11 +211,12 @@ def rows_of_batch(
     if team.membership is not before:
         return None
     features: Features = {}
+    told_names: set[str] = set()
     for message in heard.values():
         head, _, rest = message.partition(b"\n")
-        found = _read(rest, device)
-        names = json.loads(head) if found else names
-        features |= found
+        features |= (found := _read(rest, device))
+        told_names |= {*json.loads(head)} if found else set()
+    names = sorted(told_names)
     if {len(rows) for rows in features.values()} != {len(names)}:
         raise MismatchError(
             f'`"{PER_SAMPLE}"` must have the same names for every shard, but shards of a step '

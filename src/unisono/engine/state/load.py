@@ -92,9 +92,13 @@ def load_weights(
     if missing + foreign and (strict or not found):
         raise CheckpointError(_listed(where, missing, foreign, strict))
     _compare(where, targets, {name: weights[found[name]] for name in found}, strict)
-    model.load_state_dict(
-        {name: weights[there] for name, there in found.items() if name in tensors}, strict=False
-    )
+    taken = {name: weights[there] for name, there in found.items() if name in tensors}
+    if foreign_here := model.load_state_dict(taken, strict=False).unexpected_keys:
+        raise CheckpointError(
+            f"the model must take the names of its own `state_dict`, but takes no "
+            f"`{shown(foreign_here[0])}`, which a hook may have renamed: let a hook of "
+            f"`load_state_dict` rename it back."
+        )
     with torch.no_grad():
         for name in found.keys() & others.keys():
             others[name].copy_(weights[found[name]])

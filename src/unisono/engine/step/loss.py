@@ -100,7 +100,7 @@ def read_loss(value: Any, num_samples: int, *, is_first: bool = True) -> ShardLo
     for name, other in values.items():
         if name in ("loss", PER_SAMPLE):
             continue
-        if _is_count(other):
+        if is_count(other):
             scalars[f"{_COUNT}{name}"] = _number(str(name), other), 1.0
         else:
             scalars[str(name)] = _sum_and_weight(str(name), other, num_samples, alone)
@@ -119,7 +119,8 @@ def _rows(values: Any, num_samples: int) -> dict[str, torch.Tensor]:
                 f"each of the {num_samples} samples, but {name!r} is {seen}: compute the loss of "
                 f'each sample (`reduction="none"`), for example.'
             )
-    return {str(name): value.detach() for name, value in values.items()}
+    # Copies: a model may write to the same memory in its next pass.
+    return {str(name): value.detach().clone() for name, value in values.items()}
 
 
 def name_of(key: str) -> tuple[str, bool]:
@@ -153,7 +154,7 @@ def is_of_whole_batch(value: Any) -> bool:
     return isinstance(loss, tuple) and is_pair(loss) and loss[1] is None
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     """Return whether a scalar is of an integer or boolean type."""
     if isinstance(value, torch.Tensor):
         return not (value.is_floating_point() or value.is_complex())
