@@ -167,3 +167,4 @@ def test_a_loss_of_the_whole_batch_weighs_steps_by_their_samples():
         trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0), loss)
         (row,) = trainer.fit(rows, batch_size=8, epochs=1, shuffle=False)
         assert (row["loss"], row["big"], row["rate"]) == (4.5, 5, 0.5)
+        assert (row["epoch"], row["step"]) == (1, 2)  # whatever the program calls "step"

@@ -175,6 +175,17 @@ def test_rows_of_conjugates_are_conjugate():
         assert step.per_sample["rows"].imag.flatten().tolist() == [-row for row in range(8)]
 
 
+def test_rows_that_cannot_be_sent_are_refused():
+    model = nn.Linear(1, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
+    with pytest.raises(TypeError, match=r"torch.complex128: use `torch\.view_as_real`"):
+        for step in run.steps(TensorDataset(torch.ones(8, 1)), batch_size=8, steps=1):
+            with step:
+                for (batch,) in step.shards:
+                    rows = torch.complex(batch.double(), batch.double())
+                    step.backward({"loss": model(batch).mean(), "per_sample": {"rows": rows}})
+
+
 def names_by_shard():
     model = nn.Linear(1, 1)
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)

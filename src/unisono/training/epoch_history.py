@@ -73,7 +73,8 @@ def rows(last: dict[str, Any], position: Position) -> list[dict[str, Any]]:
 
 def _row(last: dict[str, Any], epoch: int, step: int) -> dict[str, Any]:
     means = {name: mean_of(*pair) for name, pair in last[_SUMS].items()}
-    return {"epoch": epoch, "step": step, **means, **_named(last.get(_FOUND, {}))}
+    own = {"epoch": epoch, "step": step}  # a program's scalar of that name is in `step.means`
+    return {**own, **means, **_named(last.get(_FOUND, {})), **own}
 
 
 def _named(found: Mapping[str, Any]) -> dict[str, Any]:

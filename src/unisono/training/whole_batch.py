@@ -13,6 +13,7 @@ uses, such as a temperature, count once, with the first shard that has samples.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -41,6 +42,13 @@ Features = dict[int, list[torch.Tensor]]
 
 
 def _written(features: Features) -> bytes:
+    """Write tensors for the other workers; raise TypeError for a dtype that cannot be written."""
+    for leaf in itertools.chain.from_iterable(features.values()):
+        if leaf.dtype == torch.complex128:
+            raise TypeError(
+                f"rows that workers exchange must have a dtype of safetensors, but are of "
+                f"{leaf.dtype}: use `torch.view_as_real`, or `.to(torch.complex64)`."
+            )
     tensors = {
         f"{shard}/{at}": on_host(leaf).resolve_conj().resolve_neg().contiguous()
         for shard, leaves in features.items()
