@@ -52,6 +52,22 @@ class FirstThenAgain(SAM):
         torch.optim.SGD.step(self)
 
 
+class ThroughData(SAM):
+    """As older implementations have it: parameters move through `.data`, unseen by autograd."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        closure = torch.enable_grad()(closure)
+        closure()
+        moved = [(p, p.grad * 0.1) for group in self.param_groups for p in group["params"]]
+        for p, by in moved:
+            p.data.add_(by)
+        closure()
+        for p, by in moved:
+            p.data.sub_(by)
+        torch.optim.SGD.step(self)
+
+
 def data():
     return by_sign(34, 6, seed=5)
 
@@ -65,6 +81,7 @@ OPTIMIZERS = {
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4),
     "line search": lambda p: torch.optim.LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"),
     "sam": lambda p: SAM(p, lr=0.1, momentum=0.9),
+    "through data": lambda p: ThroughData(p, lr=0.1, momentum=0.9),
     "gradients first": lambda p: FirstThenAgain(p, lr=0.1, momentum=0.9),
 }
 

@@ -39,6 +39,7 @@ class ClosureEngine(StepEngine):
         self._gradients: list[torch.Tensor | None] = []
         self._loss = torch.zeros(())
         self._versions: list[int] = []
+        self._values: list[torch.Tensor] = []  # writes through `.data` leave versions as they are
         self._num_evaluations = 0
 
     @override
@@ -61,13 +62,17 @@ class ClosureEngine(StepEngine):
             raise
         finally:
             forbid(before)
+            self._values = []
             self.guard.clear_gradients()
         return means, self._settle()
 
     def _closure(self) -> torch.Tensor:
         """Return the mean loss for the present parameters, and set their `.grad`."""
         exchange = self.exchange
-        if self._versions != [parameter._version for parameter in exchange.parameters]:
+        parameters = exchange.parameters
+        if self._versions != [parameter._version for parameter in parameters] or not all(
+            map(torch.equal, self._values, parameters)
+        ):
             exchange.share(f"evaluation in step {self.sums.step}")
             self.passes.commit()
             self.guard.remember()
@@ -92,6 +97,7 @@ class ClosureEngine(StepEngine):
         self._gradients = [total.clone() if is_there else None for total, is_there in sums]
         self._loss = torch.tensor(means["loss"], dtype=torch.float64)
         self._versions = [parameter._version for parameter in exchange.parameters]
+        self._values = [parameter.detach().clone() for parameter in exchange.parameters]
         self._put_gradients()
         return means
 
