@@ -8,6 +8,7 @@ import torch
 
 import unisono
 from unisono.engine.state.optimizers import ELEMENTWISE, bare_step, is_elementwise
+from unisono.engine.step.update import Options
 
 
 def make(kind=torch.optim.Adam, **options):
@@ -111,3 +112,27 @@ def test_what_is_taken_off_again_leaves_nothing_behind(monkeypatch):
         assert not is_elementwise(optimizer)
     vars(optimizer).pop("step", None)
     assert is_elementwise(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("lr", lambda group: group["lr"].mul_(0.5)),
+        ("betas", lambda group: group["betas"][0].mul_(0.5)),
+        ("weights", lambda group: group["weights"].append(2.0)),
+        ("added", lambda group: group.update(added=1)),
+        ("eps", lambda group: group.pop("eps")),
+    ],
+)
+def test_any_option_that_a_pass_changes_is_named_and_compared(name, change):
+    _, optimizer = make(betas=(torch.tensor(0.9), torch.tensor(0.99)), capturable=True)
+    (group,) = optimizer.param_groups
+    group.update(lr=torch.tensor(0.1), weights=[1.0])
+    options = Options(optimizer)
+    before = options.note()
+    assert options.note() == before
+    options.check()
+    change(group)
+    with pytest.raises(RuntimeError, match=f"they set `{name}` of the optimizer"):
+        options.check()
+    assert options.note() != before

@@ -6,6 +6,7 @@ parameters and state are those of this worker.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ class Options:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._number = optimizer, 0
-        self._seen: list[tuple[Any, ...]] = []
+        self._seen: list[dict[str, Any]] = []
 
     def note(self) -> int:
         """Record the options before passes; return 32 bits that are equal if the options are."""
@@ -45,30 +46,42 @@ class Options:
             self._seen = now
             plain = [
                 {name: value for name, value in group.items() if isinstance(value, _PLAIN)}
-                for group in self._optimizer.param_groups
+                for group in now
             ]
-            self._number = zlib.crc32(repr(plain).encode())
+            text = json.dumps(plain, skipkeys=True, default=lambda _: None)
+            self._number = zlib.crc32(text.encode())
         return self._number
 
     def check(self) -> None:
         """Raise RuntimeError if passes have changed options since they were recorded."""
-        if self._now() == self._seen:
+        now = self._now()
+        if now == self._seen:
             return
-        name = next(
+        changed = (
             name
-            for group, noted in zip(self._optimizer.param_groups, self._seen, strict=False)
-            for (name, now), was in zip(group.items(), noted, strict=False)
-            if name != "params" and now != was
+            for group, noted in zip(now, self._seen, strict=False)
+            for name in {**noted, **group}
+            if group.get(name, ...) != noted.get(name, ...)
         )
+        name = next(changed, "param_groups")
         raise RuntimeError(
             f"the loss function and the model must depend on the shard alone, but they set "
             f"`{name}` of the optimizer, whose options must be the same on all workers: pass "
             f"`schedule=`, or set it before the step, as in a callback's `on_step_begin`."
         )
 
-    def _now(self) -> list[tuple[Any, ...]]:
-        groups = self._optimizer.param_groups
-        return [tuple({**group, "params": None}.values()) for group in groups]
+    def _now(self) -> list[dict[str, Any]]:
+        return [
+            {name: _comparable(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+
+def _comparable(value: Any) -> Any:
+    """Return an option as a value of its own: a tensor as numbers, a list as a tuple."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    return tuple(map(_comparable, value)) if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(slots=True)
