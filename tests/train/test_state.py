@@ -73,6 +73,37 @@ def test_objects_stay_and_load_their_state():
     assert other.state[other_parameter]["momentum_buffer"] == 1.0
 
 
+@pytest.mark.parametrize(
+    "there",
+    [
+        torch.zeros(2, 3),
+        torch.zeros(3, 2).T.contiguous().requires_grad_(),
+        nn.Parameter(torch.zeros(2, 3)),
+        torch.zeros(()),
+        np.zeros((2, 3)),
+        np.zeros((2, 3), order="F"),
+    ],
+    ids=lambda there: f"{type(there).__name__}{tuple(there.shape)}",
+)
+def test_a_tensor_or_array_stays_the_programs_own(there):
+    packed, tensors = pack_state({"x": there})
+    tensors = {name: tensor.clone() + 1 for name, tensor in tensors.items()}
+    state = {"x": there}
+    unpack_state(packed, tensors, state)
+    assert state["x"] is there
+    assert (there == 1).all()
+
+
+def test_what_a_view_shows_is_not_overwritten():
+    rows, table = torch.zeros(2, 3), np.zeros((2, 3))
+    packed, tensors = pack_state({"row": torch.ones(3), "array": np.ones(3)})
+    state = {"row": rows[0], "array": table[0]}
+    unpack_state(packed, tensors, state)
+    assert state["row"].tolist() == state["array"].tolist() == [1, 1, 1]
+    assert not rows.any()
+    assert not table.any()
+
+
 def test_what_was_added_since_is_gone_but_objects_stay():
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))]), 1)
     state = {"best": 3, "new": 4, "schedule": schedule}
@@ -240,6 +271,11 @@ def test_every_schedule_goes_on_with_the_same_rates(name, stop):
 def test_what_cannot_be_kept_is_refused_by_name(value):
     with pytest.raises(CheckpointError, match=r"`mine.*` in `run.state` must be"):
         pack_state({"mine": {"deep": [value]}})
+
+
+def test_keys_of_the_state_are_strings():
+    with pytest.raises(CheckpointError, match=r"`run.state` must be strings, but one is 7"):
+        pack_state({7: "seven"})
 
 
 @pytest.mark.slow

@@ -183,13 +183,22 @@ STATE_PREFIX = "run.state/"
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Convert the state to plain JSON and the tensors that it refers to."""
+    """Convert the state to plain JSON and the tensors that it refers to.
+
+    Raises:
+        CheckpointError: If a key is not a string, or a value cannot be saved.
+    """
     tensors: dict[str, torch.Tensor] = {}
     keep = keep_in(tensors, lambda path: STATE_PREFIX + path)
     packed = {}
     for key, value in state.items():
+        if not isinstance(key, str):
+            raise CheckpointError(
+                f"the keys of `run.state` must be strings, but one is {key!r}: write "
+                f'`run.state["{key}"]`, for example.'
+            )
         contents = value.state_dict() if hasattr(value, "state_dict") else value
-        packed[str(key)] = pack(contents, str(key), keep, "`{}` in `run.state`".format)
+        packed[key] = pack(contents, key, keep, "`{}` in `run.state`".format)
     return packed, tensors
 
 
@@ -208,12 +217,40 @@ def unpack_state(
 
 
 def _filled(there: Any, contents: Any) -> bool:
-    """Fill a container in place, as other objects may refer to it; return False if it differs."""
+    """Fill an object in place, as others may refer to it; return False if it differs.
+
+    A view stays as it is, and is replaced: what it shows may belong to others.
+    """
+    if isinstance(there, torch.Tensor) and isinstance(contents, torch.Tensor):
+        if not (_is_like(there, contents) and _has_own_memory(there)):
+            return False
+        with torch.no_grad():
+            there.copy_(contents)
+        return True
+    if isinstance(there, np.ndarray) and isinstance(contents, np.ndarray):
+        if not (_is_like(there, contents) and there.base is None and there.flags.writeable):
+            return False
+        there[...] = contents
+        return True
     if type(there) is not type(contents) or type(there) not in (list, dict, set, deque):
         return False
     there.clear()
     (there.extend if isinstance(there, (list, deque)) else there.update)(contents)
     return True
+
+
+def _is_like(there: Any, contents: Any) -> bool:
+    return bool((there.shape, there.dtype) == (contents.shape, contents.dtype))
+
+
+def _has_own_memory(there: torch.Tensor) -> bool:
+    """Return whether a tensor is no view, and may be written to."""
+    return (
+        there.layout is torch.strided
+        and there.is_leaf
+        and not (there.is_inference() or there._is_view())
+        and there.untyped_storage().nbytes() == there.nbytes
+    )
 
 
 def unpacked_state(
