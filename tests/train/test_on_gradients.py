@@ -72,6 +72,35 @@ def test_one_shard_has_the_bits_of_a_plain_loop(clip_norm):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        lambda step, g: {"a": g["b"], "b": g["a"]},
+        lambda step, g: {"a": -g["b"], "b": g["a"]},
+        lambda step, g: {"b": g["a"].view(-1), "a": -g["b"]},
+        lambda step, g: g.update(a=g["b"], b=g["a"]),
+    ],
+)
+def test_gradients_may_be_exchanged(exchange):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+        def forward(self, inputs):
+            return inputs * self.a + 2 * inputs * self.b
+
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = unisono.Trainer(
+        model, optimizer, lambda model, x: model(x).mean(), shards=1, on_gradients=exchange
+    )
+    trainer.fit([torch.ones(3)], batch_size=1, steps=1)
+    sign = exchange(0, {"a": torch.ones(1), "b": torch.ones(1)}) or {"a": torch.ones(1)}
+    assert torch.allclose(model.a, 1 - sign["a"] * 2 / 3)
+    assert torch.allclose(model.b, torch.full((3,), 1 - 1 / 3))
+
+
 def test_an_update_that_is_skipped_moves_no_count():
     trainer = make("skipping", 3, clip_norm=1.0)
     trainer.fit(data(), batch_size=12, steps=6, shuffle=False)

@@ -222,6 +222,8 @@ class GradientHook:
                 f"{type(returned).__name__}: change tensors in place, or return a dict of those "
                 f"that are to take their place."
             )
+        memory = {total.untyped_storage().data_ptr() for total in gradients.values()}
+        new: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, gradient in returned.items():
             if name not in gradients:
                 raise ValueError(
@@ -238,7 +240,11 @@ class GradientHook:
                     f"returned {seen!s} for {name!r}, whose shape is {tuple(total.shape)}."
                 )
             if gradient is not total:
-                total.copy_(gradient)
+                # The copies below overwrite the sums, two of which may be exchanged.
+                is_of_sums = gradient.untyped_storage().data_ptr() in memory
+                new.append((total, gradient.clone() if is_of_sums else gradient))
+        for total, gradient in new:
+            total.copy_(gradient)
         return {name for name, gradient in returned.items() if gradient is not None}
 
 
