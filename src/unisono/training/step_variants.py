@@ -76,6 +76,17 @@ class ClosureStep(Step):
                 self.backward(self._given(self._engine.model, batch))
 
 
+def _together(before: StepMeans | None, means: StepMeans) -> StepMeans:
+    """Return the means over the updates of the same optimizers, `before` and this one."""
+    if before is None:
+        return means
+    sums = dict(before.sums)
+    for name, (total, weight) in means.sums.items():
+        more, their = sums.get(name, (0.0, 0.0))
+        sums[name] = more + total, None if weight is None else (their or 0.0) + weight
+    return StepMeans(sums)
+
+
 class _UndoneError(BaseException):
     """A worker was lost in an update; not an Exception, so that the program does not catch it."""
 
@@ -91,6 +102,7 @@ class AlternatingStep(Step):
         self._turn = 0  # number of updates so far
         self._updating: tuple[str, ...] = ()
         self._means_of: dict[str, StepMeans] = {}
+        self._loss = 0.0  # the sum over updates
         self._batches_read: dict[int, Any] = {}  # for all updates, by shard
 
     @contextlib.contextmanager
@@ -119,7 +131,10 @@ class AlternatingStep(Step):
         self._end_update(None)
         if not self.is_done:
             raise _UndoneError
-        self._means_of["+".join(names)] = self.means
+        name = "+".join(names)
+        if gradients is None or name not in self._means_of:  # given gradients have no loss
+            self._means_of[name] = _together(self._means_of.get(name), self.means)
+        self._loss += self.means["loss"]
 
     def _end_update(self, error: BaseException | None) -> None:
         self._engine.end_passes()
@@ -152,7 +167,7 @@ class AlternatingStep(Step):
         elif error is None and self.is_done:
             named = self._means_of.items()
             every = {f"{name}.{key}": pair for name, of in named for key, pair in of.sums.items()}
-            self.means = StepMeans({"loss": (sum(of["loss"] for _, of in named), 1.0), **every})
+            self.means = StepMeans({"loss": (self._loss, 1.0), **every})
 
     def _read(self, shard: int) -> Any:
         if not self._updating:
