@@ -10,6 +10,8 @@ from tests.promises import promise
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
     CosineAnnealingLR,
     LambdaLR,
     LinearLR,
@@ -202,6 +204,20 @@ def test_a_plateaus_rate_changes_in_proportion(tmp_path):
     rate = fit(0.1)
     assert rate < 0.1
     assert fit(0.2, checkpoint=PROGRAMS) == pytest.approx(2 * rate)
+
+
+def test_a_chains_rate_is_taken_from_the_program(tmp_path):
+    def rate(directory, lr, steps, **options):
+        def chain(optimizer):
+            return ChainedScheduler([ConstantLR(optimizer, 0.1, 2), StepLR(optimizer, 3)])
+
+        trainer = make(directory, schedule=chain, lr=lr, **options)
+        trainer.fit(data(), batch_size=10, steps=steps)
+        return trainer.run.optimizer.param_groups[0]["lr"]
+
+    rate(tmp_path, 0.1, 4)
+    found = rate(tmp_path, 0.2, 5, checkpoint=PROGRAMS)
+    assert found == pytest.approx(rate(None, 0.2, 5))
 
 
 def test_a_run_says_what_is_overruled(tmp_path, capsys):

@@ -14,7 +14,6 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
-    ChainedScheduler,
     CyclicLR,
     LambdaLR,
     LRScheduler,
@@ -23,6 +22,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from unisono.engine.state.optimizers import optimizers_of
+from unisono.engine.state.recorded_options import steps_done
 from unisono.training.callbacks.best_validation import monitored
 from unisono.training.callbacks.callback import Callbacks, Fit
 from unisono.training.epoch_history import note_validation
@@ -59,8 +59,7 @@ class ScheduleUnderWay:
         scheduler = self._scheduler
         if scheduler is None or self.needs_validation:
             return ""
-        first = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
-        num_done = int(getattr(first, "last_epoch", 0))  # a chain has no count
+        num_done = steps_done(scheduler)
         calls = num_done + (num_epochs if self.counts_epochs else num_steps)
         if isinstance(scheduler, OneCycleLR) and calls > scheduler.total_steps:
             raise ValueError(

@@ -17,7 +17,7 @@ from typing import Any, final
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from unisono.engine.state.contents import named_parameters
 from unisono.engine.state.optimizer_state import group_options
@@ -151,7 +151,7 @@ class RecordedOptions:
         """Repeat the steps of schedules, starting from the program's present options."""
         optimizer, fresh = self._optimizer, self._now["groups"]
         kept = group_options(optimizer)
-        counts = {key: schedule.last_epoch for key, schedule in schedules.items()}
+        counts = {key: steps_done(schedule) for key, schedule in schedules.items()}
         apply_groups(fresh, optimizer)
         for key, schedule in schedules.items():
             schedule.load_state_dict(copy.deepcopy(self._schedules[key]))
@@ -159,7 +159,7 @@ class RecordedOptions:
             warnings.simplefilter("ignore")  # of steps without the optimizer's
             for _ in range(max(counts.values())):
                 for key, schedule in schedules.items():
-                    if schedule.last_epoch < counts[key]:
+                    if steps_done(schedule) < counts[key]:
                         schedule.step()
         found = group_options(optimizer)
         moved = [
@@ -171,6 +171,13 @@ class RecordedOptions:
             for there, begun in zip(found, fresh, strict=True)
         ]
         apply_groups([{**old, **new} for old, new in zip(kept, moved, strict=True)], optimizer)
+
+
+def steps_done(schedule: LRScheduler) -> int:
+    """Return how often a schedule was stepped; a chain's own first schedule counts for it."""
+    if isinstance(schedule, ChainedScheduler):
+        return steps_done(schedule._schedulers[0])
+    return int(getattr(schedule, "last_epoch", 0))
 
 
 def _schedules(state: Mapping[str, Any]) -> dict[str, LRScheduler]:
