@@ -235,3 +235,27 @@ def test_a_schedule_that_is_too_short_is_refused_before_the_first_step(
     with pytest.raises(ValueError, match=f"OneCycleLR must last as long as the run, but .*{words}"):
         of(make_schedule, every=every)
     of(make_schedule, every=every, steps=11 if every == "step" else 8)
+
+
+def test_a_schedule_may_be_shorter_than_epochs_like_the_first():
+    class Batches:
+        """Cuts epochs of 4, 2 and 2 batches."""
+
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __len__(self):
+            return 2 if self.epoch else 4
+
+        def __iter__(self):
+            size = 8 // len(self)
+            return iter([list(range(at, at + size)) for at in range(0, 8, size)])
+
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    schedule = unisono.Schedule(lr_scheduler.OneCycleLR(optimizer, 0.1, 8), every="step")
+    trainer = unisono.Trainer(model, optimizer, loss, shards=1, schedule=schedule)
+    trainer.fit(data(8), batch_sampler=Batches(), epochs=3)
+    assert trainer.run.position.step == schedule.scheduler.last_epoch == 8

@@ -54,14 +54,17 @@ class ScheduleUnderWay:
                 "make it with the optimizer that the trainer gets."
             )
 
-    def check(self, num_steps: int, num_epochs: int) -> str:
-        """Raise ValueError if the schedule is too short; return a warning if its unit is odd."""
+    def check(self, num_steps: int, num_epochs: int, *, is_known: bool) -> str:
+        """Raise ValueError if the schedule is too short; return a warning if its unit is odd.
+
+        If the numbers are estimates, not `is_known`, no schedule is too short.
+        """
         scheduler = self._scheduler
         if scheduler is None or self.needs_validation:
             return ""
         num_done = steps_done(scheduler)
         calls = num_done + (num_epochs if self.counts_epochs else num_steps)
-        if isinstance(scheduler, OneCycleLR) and calls > scheduler.total_steps:
+        if is_known and isinstance(scheduler, OneCycleLR) and calls > scheduler.total_steps:
             raise ValueError(
                 f"OneCycleLR must last as long as the run, but ends after {scheduler.total_steps} "
                 f"of {calls} {self._interval}s: make it with `total_steps` for all of them."
@@ -256,7 +259,8 @@ class Conclusions:
         if not plan.samples.is_endless:
             num_batches = plan.totals.num_batches(plan.samples, position)
             num_epochs = num_batches // plan.samples.steps_per_epoch - position.epoch
-        return self._schedule.check(end_step - position.step, num_epochs)
+        is_known = plan.samples.cuts is None  # else epochs may differ in length
+        return self._schedule.check(end_step - position.step, num_epochs, is_known=is_known)
 
     def begin(self) -> None:
         """Begin a loop, after the run has restored its state."""
