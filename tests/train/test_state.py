@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.classified import by_sign, cross_entropy, taken
 from tests.promises import promise
+from tests.replacements import wait_for_replacement
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -23,6 +24,7 @@ from unisono.engine.state.packing import (
 )
 from unisono.engine.state.saved import apply_groups
 from unisono.errors import CheckpointError
+from unisono.runtime.workers.context import context
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -293,3 +295,39 @@ def test_a_schedule_that_is_not_kept_is_told(tmp_path, capsys):
         told = capsys.readouterr().err.splitlines()
         assert len(told) == (not keeps)
         assert keeps or 'write `run.state["schedule"] = schedule`' in told[0]
+
+
+def adding(steps, directory, way):
+    """Add to a tensor of the program's in the state, or put another one there, or both."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = unisono.Run(model, optimizer, shards=2, directory=directory)
+    own = run.state["sum"] = torch.zeros(2)
+    rows = torch.utils.data.TensorDataset(torch.randn(16, 3))
+    for step in run.steps(rows, batch_size=4, steps=steps):
+        with step:
+            for (batch,) in step.shards:
+                step.backward(model(batch).square().mean())
+        if not step.is_done:
+            continue
+        if "new" in way:
+            run.state["sum"] = run.state["sum"] + 1
+        if "own" in way:
+            own += 10
+        if step.number == 6:
+            wait_for_replacement(context().team())
+    return run.state["sum"].tolist(), own.tolist(), run.state["sum"] is own
+
+
+@promise("nothing-lost.2")
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["own", "new", "new and own"])
+def test_a_tensor_in_the_state_and_the_programs_own_are_as_if_undisturbed(
+    tmp_path, monkeypatch, way
+):
+    expected = adding(9, None, way)
+    adding(4, tmp_path / "run", way)
+    assert adding(9, tmp_path / "run", way) == expected
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=5,at=update")
+    assert unisono.launch(adding, 9, None, way, workers=2) == [expected] * 2

@@ -480,7 +480,9 @@ class KeptProgram:
         for key in state["replaced"]:  # replaced by other objects than the program's first ones
             value = self._run_state.get(key)
             if value is not None and value is self._run_state_then.get(key):
-                self._run_state[key] = copied(value)
+                # A shallow copy of a tensor would share its memory.
+                is_array = isinstance(value, h.ARRAYS)
+                self._run_state[key] = cloned(value) if is_array else copied(value)
         values, device = state["values"], next(self._model.parameters()).device
         self._own |= set(state["own"])
         self._note_stored(state.get("stored", ()))
