@@ -20,7 +20,7 @@ from unisono.tools.verify.digests import (
 )
 from unisono.tools.verify.module_hooks import name_without_wrappers
 from unisono.tools.verify.reading import Identities, resolve
-from unisono.tools.verify.recorder import copy_folder, unlink_target
+from unisono.tools.verify.recorder import copy_folder, replace_links
 from unisono.tools.verify.trace import (
     Backward,
     Collective,
@@ -233,12 +233,12 @@ def test_small_files_are_copied_and_the_rest_is_linked(folder):
 
 def test_a_large_file_is_left_alone_by_who_writes_and_so_are_links_elsewhere(folder, tmp_path):
     source, copy = folder
-    unlink_target(str(copy), str(copy / "model.pt"))
+    replace_links(str(copy), str(copy / "model.pt"))
     assert (copy / "model.pt").read_text() == "a large checkpoint"
     (copy / "model.pt").write_text("other")
     assert (source / "model.pt").read_text() == "a large checkpoint"
     (tmp_path / "mine").symlink_to(source / "model.pt")
-    unlink_target(str(copy), str(tmp_path / "mine"))
+    replace_links(str(copy), str(tmp_path / "mine"))
     assert (tmp_path / "mine").is_symlink()
 
 
@@ -266,6 +266,54 @@ def test_whatever_a_program_writes_with_the_large_files_of_its_folder_stay(tmp_p
     for name in ("first", "second", "third"):
         assert (tmp_path / name).read_text() == "mine"
         assert (folder / name).read_bytes() != b"mine"
+
+
+WRITES_INTO_LINKED_FOLDERS = """
+import os, shutil, sys
+from pathlib import Path
+import torch
+from unisono.tools.verify.recorder import copy_before_writing
+
+copy_before_writing(os.getcwd())
+torch.save(1, "out/model.pt")
+open("out/sub/deep/a", "w").close()
+open(b"out/sub/../b", "w").close()
+os.remove("out/c")
+os.replace("out/d", "out/e")
+os.truncate("out/f", 0)
+shutil.rmtree("out/run")
+os.rmdir("out/empty")
+os.mkdir("out/new")
+os.symlink("e", "out/link")
+Path("out/g").touch()
+os.chmod("out/h", 0)
+os.chdir("env")
+open("i", "w").close()
+"""
+
+
+@pytest.mark.slow
+def test_nothing_that_is_written_into_linked_folders_gets_there(tmp_path):
+    source, real = tmp_path / "source", tmp_path / "real"
+    for folder in (real / "sub" / "deep", real / "run", real / "empty", source / "env"):
+        folder.mkdir(parents=True)
+    for folder in (real, real / "sub" / "deep", real / "run", source / "env"):
+        for name in ("model.pt", *"abcdefghi"):
+            (folder / name).write_text("mine")
+    (source / "out").symlink_to(real)
+
+    def found():
+        paths = sorted([*real.rglob("*"), *source.rglob("*")])
+        return [(path, path.lstat().st_mtime_ns, path.stat().st_mode) for path in paths]
+
+    before = found()
+    copy_folder(source, tmp_path / "copy")
+    command = [sys.executable, "-c", WRITES_INTO_LINKED_FOLDERS]
+    subprocess.run(command, cwd=tmp_path / "copy", check=True)
+    assert found() == before
+    assert set(os.listdir(tmp_path / "copy" / "out")) == {
+        *("model.pt", "sub", "new", "link", *"abefghi"),
+    }
 
 
 def test_a_copy_inside_of_the_folder_does_not_copy_itself(tmp_path):

@@ -1,19 +1,22 @@
 """The records of one process, as lines of a file, and the program's copy of the working folder.
 
 Nothing here may disturb the program: what cannot be recorded is left out. In the copy, large files
-and folders that programs do not write to are links; a large file is copied when it is opened to be
-written.
+and folders that programs do not write to are links. Before a program writes to a linked file, the
+link is replaced by a copy; before it writes into a linked folder, by a folder of links.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import multiprocessing
 import os
 import shutil
 import stat
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -197,35 +200,107 @@ def _copy_or_link(original: Path, place: Path, *, may_copy: bool) -> None:
         place.symlink_to(os.path.realpath(original))
 
 
+# The paths in the arguments of audit events. What the path itself names may be changed:
+_WRITING = {
+    "os.chdir": slice(1),  # lest relative paths be outside of the copy
+    "os.chmod": slice(1),
+    "os.chown": slice(1),
+    "os.link": slice(2),
+    "os.mkdir": slice(1),  # even if it exists: the program will write into it, perhaps natively
+    "os.removexattr": slice(1),
+    "os.rmdir": slice(1),
+    "os.setxattr": slice(1),
+    "os.truncate": slice(1),
+    "os.utime": slice(1),
+    "shutil.rmtree": slice(1),
+    "sqlite3.connect": slice(1),
+}
+# Only the folder that it is in is changed:
+_MOVING = {"os.remove": slice(1), "os.rename": slice(2), "os.symlink": slice(1, 2)}
+_OPENS_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
 def copy_before_writing(folder: str) -> None:
-    """Make this process replace a link in `folder` by a copy before it writes to the target.
+    """Make this process replace links in `folder` before it writes to what they lead to.
 
     Python reports each file that it opens, but not those that torch and safetensors write natively.
     """
+    own = threading.local()  # whether this thread is replacing a link
+
+    def replace(path: Any, *, with_itself: bool = True) -> None:
+        if isinstance(path, str | bytes | os.PathLike) and not hasattr(own, "is_busy"):
+            own.is_busy = True
+            try:
+                replace_links(folder, os.fsdecode(path), with_itself=with_itself)
+            finally:
+                del own.is_busy
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str | bytes):
-            flags = args[2] if isinstance(args[2], int) else 0
-            if flags & (os.O_WRONLY | os.O_RDWR):
-                unlink_target(folder, os.fsdecode(args[0]))
+        if event == "open" and isinstance(args[2], int) and args[2] & _OPENS_TO_WRITE:
+            replace(args[0])
+        elif event in _WRITING or event in _MOVING:
+            for path in args[_WRITING.get(event) or _MOVING[event]]:
+                replace(path, with_itself=event in _WRITING)
 
     def save(before: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         for f in (*args[1:2], kwargs.get("f"), kwargs.get("filename")):
-            if isinstance(f, str | os.PathLike):
-                unlink_target(folder, os.fspath(f))
+            replace(f)
         before(*args, **kwargs)
 
     sys.addaudithook(audit)
     wrap(torch, "save", save, torch.serialization)
+    wrap(torch.jit, "save", save)
     wrap(safetensors.torch, "save_file", save)
 
 
-def unlink_target(folder: str, path: str) -> None:
-    """Replace a link to a file, if it is in `folder`, by a copy of the file."""
-    place = os.path.abspath(path)
-    original = os.path.realpath(place)
-    is_within = place.startswith(folder + os.sep) and os.path.islink(place)
-    if is_within and not os.path.isdir(original):
-        os.unlink(place)
-        if os.path.exists(original):
-            shutil.copy2(original, place)
+def replace_links(folder: str, path: str, *, with_itself: bool = True) -> None:
+    """Replace the links out of `folder` on the way to a path: a file by a copy, a folder by links.
+
+    `with_itself` also replaces the path itself, if it is such a link. Other ranks wait meanwhile.
+    """
+    here = os.sep
+    path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    parts = [part for part in path.split(os.sep) if part not in ("", ".")]
+    with _locked(f"{folder}.lock"):
+        for number, part in enumerate(parts, 1):
+            here = os.path.dirname(here) if part == ".." else os.path.join(here, part)
+            if os.path.islink(here) and (with_itself or number < len(parts)):
+                original = os.path.realpath(here)
+                if _is_in(folder, here) and not _is_in(folder, original):
+                    _replace_link(here, original, os.path.dirname(folder))
+                else:
+                    here = original
+
+
+def _is_in(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it as well
+    finally:
+        os.close(fd)
+
+
+def _replace_link(place: str, original: str, beside: str) -> None:
+    """Replace a link, so that a failure leaves the link: the program then does not write."""
+    with tempfile.TemporaryDirectory(dir=beside) as temporary:
+        new = os.path.join(temporary, "new")
+        if os.path.isdir(original):
+            os.mkdir(new)
+            for name in os.listdir(original):
+                os.symlink(os.path.join(original, name), os.path.join(new, name))
+            os.unlink(place)
+            os.rename(new, place)
+        elif os.path.isfile(original):
+            shutil.copy2(original, new)
+            os.replace(new, place)
+        elif not os.path.exists(original):
+            os.unlink(place)
