@@ -1,4 +1,6 @@
+import errno
 import os
+import resource
 import subprocess
 import sys
 
@@ -266,6 +268,21 @@ def test_whatever_a_program_writes_with_the_large_files_of_its_folder_stay(tmp_p
     for name in ("first", "second", "third"):
         assert (tmp_path / name).read_text() == "mine"
         assert (folder / name).read_bytes() != b"mine"
+
+
+def test_a_folder_that_takes_no_whole_copy_is_named_and_keeps_no_partial_file(tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+    (source / "a").write_bytes(bytes(9000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with pytest.raises(OSError, match=str(copy / "a")) as raised:
+            copy_folder(source, copy)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG
+    assert not os.listdir(copy)
 
 
 WRITES_INTO_LINKED_FOLDERS = """

@@ -8,6 +8,7 @@ link is replaced by a copy; before it writes into a linked folder, by a folder o
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import multiprocessing
@@ -191,13 +192,24 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def _copy_or_link(original: Path, place: Path, *, may_copy: bool) -> None:
-    with contextlib.suppress(OSError):
+    with _left_out_if_refused(place):
         facts = original.stat()
         if may_copy and stat.S_ISREG(facts.st_mode) and facts.st_size <= COPIED_AT_MOST_BYTES:
             shutil.copy2(original, place)
             return
-    with contextlib.suppress(OSError):
+    with _left_out_if_refused(place):
         place.symlink_to(os.path.realpath(original))
+
+
+@contextlib.contextmanager
+def _left_out_if_refused(place: Path) -> Iterator[None]:
+    """Remove what the system refuses to finish; raise if the reason is that there is no room."""
+    try:
+        yield
+    except OSError as error:
+        place.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(error.errno, error.strerror, str(place)) from None
 
 
 # The paths in the arguments of audit events. What the path itself names may be changed:
