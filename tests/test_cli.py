@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
 from tests.report.synthetic import write_run
 
 import unisono
-from unisono.tools.cli import main
+from unisono.tools.cli import main, views
+from unisono.tools.doctor import machine_checks
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,29 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
             pipe.close()
         assert ended.value.code == 1
         assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_the_answer_of_a_command_is_its_status_even_if_nobody_reads_it(
+    more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(environ: object) -> NoReturn:
+        raise OverflowError("planted")
+
+    monkeypatch.setattr(views, "leave", sys.exit)
+    for examine, status, words in ((lambda environ: [], 0, ""), (fail, 2, "planted")):
+        monkeypatch.setattr(machine_checks, "examine", examine)
+        reading, writing = os.pipe()
+        os.close(reading)
+        pipe = open(writing, "w")  # noqa: SIM115
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", pipe)
+            with pytest.raises(SystemExit) as ended:
+                main(["doctor", *more])
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+        assert ended.value.code == status
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -65,6 +65,19 @@ def describe_system_error() -> Iterator[None]:
             f"{what} must be accessible, but the system says {error.strerror!r}: "
             f"{_REMEDIES[error.errno]}."
         ) from None
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Exit with status 2 after an unexpected error in a command whose status 1 is an answer."""
+    try:
+        with describe_system_error():
+            yield
+    except (click.ClickException, click.exceptions.Exit):
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise click.exceptions.Exit(2) from None
 
 
 @contextlib.contextmanager
@@ -150,8 +163,11 @@ def _at_least(least: int, text: str) -> int:
     return int(text)
 
 
+_SECONDS_AT_MOST = 10**9  # timers of the system take no more than about 9 times as many
+
+
 def _seconds(text: str) -> float:
-    if not 0 < float(text) < math.inf:
+    if not 0 < float(text) <= _SECONDS_AT_MOST:
         raise ValueError
     return float(text)
 
@@ -214,4 +230,4 @@ class SeveralHosts:
 
 def seconds(example: str) -> Text:
     """Return the type of an option that takes a number of seconds above 0."""
-    return Text("seconds", _seconds, "a number of seconds above 0", example)
+    return Text("seconds", _seconds, "a number of seconds above 0, of at most 1e9", example)

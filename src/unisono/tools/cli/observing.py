@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from unisono.tools.cli.endings import (
     COUNT,
     Refusal,
     Text,
+    answering,
     copying_folder,
     leave,
     refusing,
@@ -83,6 +85,7 @@ _RATE = Text("rate", _bytes_per_second, "kbit/s, Mbit/s, Gbit/s or Tbit/s above 
 @timeout
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @takes_script
+@answering()
 def plan(
     kind: str,
     script: str,
@@ -112,8 +115,7 @@ def plan(
       2     steps could not be timed, or the command line was wrong
       130   Ctrl-C; 143 SIGTERM
     """
-    from rich.console import Console
-
+    from unisono.runtime.console import Output
     from unisono.runtime.launch.placement import Machine, place_workers
     from unisono.runtime.notices import say
     from unisono.runtime.world import threads_per_worker
@@ -142,10 +144,11 @@ def plan(
         rate = bandwidth or _bytes_per_second(_BANDWIDTH)
         found = None if hosts is None else on_hosts(measured, hosts, rate)
     answer = PlanAnswer(script, measured, max(counts), found)
-    if as_json:
-        click.echo(json.dumps(answer.as_json, ensure_ascii=False, allow_nan=False))
-    else:
-        answer.print(Console())
+    with contextlib.suppress(BrokenPipeError):
+        if as_json:
+            click.echo(json.dumps(answer.as_json, ensure_ascii=False, allow_nan=False))
+        else:
+            answer.print(Output())
     leave(0)
 
 
@@ -179,6 +182,7 @@ def plan(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @takes_script
+@answering()
 def verify(
     kind: str,
     script: str,
@@ -213,8 +217,7 @@ def verify(
       2     could not be verified, or the command line was wrong
       130   Ctrl-C; 143 SIGTERM
     """
-    from rich.console import Console
-
+    from unisono.runtime.console import Output
     from unisono.runtime.notices import say
     from unisono.tools.verify.findings import print_findings, summary
     from unisono.tools.verify.recorder import Limits
@@ -235,12 +238,13 @@ def verify(
         leave(128 + verdict.interrupted_by)
     if verdict.trouble:
         say(verdict.trouble)
-    if as_json:
-        findings = [asdict(finding) for finding in verdict.findings]
-        answer = {"program": script, "world_sizes": verdict.world_sizes, "findings": findings}
-        click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
-    else:
-        console = Console()
-        print_findings(console, verdict.findings)
-        console.print(summary(script, verdict), soft_wrap=True, markup=False)
+    with contextlib.suppress(BrokenPipeError):
+        if as_json:
+            findings = [asdict(finding) for finding in verdict.findings]
+            answer = {"program": script, "world_sizes": verdict.world_sizes, "findings": findings}
+            click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        else:
+            console = Output()
+            print_findings(console, verdict.findings)
+            console.print(summary(script, verdict), soft_wrap=True, markup=False)
     leave(verdict.status)

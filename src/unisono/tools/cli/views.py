@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from importlib.resources import files
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from unisono.tools.cli.endings import Refusal, leave, refusing
+from unisono.tools.cli.endings import Refusal, answering, leave, refusing
 
 
 @click.command(short_help="List the checkpoints of a run.")
@@ -59,12 +60,11 @@ def top(directory: str, once: bool) -> None:
       unisono top runs/mnist           live, twice a second
       unisono top --once runs/mnist    once, for a script
     """
-    from rich.console import Console
-
+    from unisono.runtime.console import Output
     from unisono.tools.report.top import show
 
     with refusing():
-        show(directory, Console(), once=once)
+        show(directory, Output(), once=once)
 
 
 @click.command(short_help="Show where each rank is, and who waits for whom.")
@@ -162,6 +162,7 @@ def compare(directories: tuple[str, ...], output: str) -> None:
 
 @click.command(short_help="Check what this machine offers.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON.")
+@answering()
 def doctor(as_json: bool) -> None:
     """Check what this machine offers for training, and what is wrong with it.
 
@@ -180,14 +181,13 @@ def doctor(as_json: bool) -> None:
     Exit status:
       0     nothing is wrong
       1     something is: a line with ✗
-      2     the command line was wrong
+      2     the command line was wrong, or doctor failed
       130   Ctrl-C
     """
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
-
+    from unisono.runtime.console import Output
     from unisono.tools.doctor.machine_checks import examine, summary
     from unisono.tools.verify.findings import WRONG, print_findings
 
@@ -195,13 +195,14 @@ def doctor(as_json: bool) -> None:
         seen = examine(os.environ)
     except KeyboardInterrupt:
         leave(130)
-    if as_json:
-        checks = [asdict(one) for one in seen]
-        click.echo(json.dumps({"checks": checks}, indent=2, ensure_ascii=False))
-    else:
-        console = Console()
-        print_findings(console, seen)
-        console.print(summary(seen), soft_wrap=True, markup=False)
+    with contextlib.suppress(BrokenPipeError):
+        if as_json:
+            checks = [asdict(one) for one in seen]
+            click.echo(json.dumps({"checks": checks}, indent=2, ensure_ascii=False))
+        else:
+            console = Output()
+            print_findings(console, seen)
+            console.print(summary(seen), soft_wrap=True, markup=False)
     leave(int(any(one.verdict == WRONG for one in seen)))
 
 

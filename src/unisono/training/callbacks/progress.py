@@ -34,14 +34,9 @@ with generators_put_back():  # draws on import, maybe after the program's seed
     from rich.live import Live
     from rich.text import Text
 
+    from unisono.runtime.console import Output
+
 _BAR_WIDTH = 30
-
-
-class _Output(Console):
-    """Standard output. rich would end the program if the reader is gone; this does not."""
-
-    def on_broken_pipe(self) -> None:
-        raise  # the error that rich has just caught
 
 
 def display(console: Console | None = None) -> Display:
@@ -52,7 +47,7 @@ def display(console: Console | None = None) -> Display:
             return Observed(lambda state: supervisor.notify(ShowProgress(asdict(state))))
         if in_notebook():
             return Observed(Cell().draw)
-        console = _Output()
+        console = Output()
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     return Bar(console) if can_redraw else Lines(console)
 
