@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from tests.promises import promise
 
 from unisono.callbacks import Progress
+from unisono.runtime.console import Output
 from unisono.runtime.launch.cell import DisplayState
 from unisono.training.callbacks.progress import Bar, Lines, display
 from unisono.training.callbacks.summary import Summary
@@ -52,6 +54,13 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind():
     assert "loss 0.5000" in text
     assert "validation loss 0.1" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is shown again
+
+
+def test_a_terminal_that_says_it_has_no_columns_is_printed_on(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    output = Output()
+    output.print("a table", "and", Text("a line"))
+    assert (capsys.readouterr().out, output.width) == ("a table and a line\n", 80)
 
 
 @pytest.mark.parametrize("width", [200, 80, 40])

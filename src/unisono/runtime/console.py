@@ -1,4 +1,4 @@
-"""Where do commands and a run's display print? The console of rich, whose reader may be gone."""
+"""Where do commands and a run's display print? The console of rich, for any reader and width."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from typing_extensions import override
 @final
 class Output(Console):
     """Standard output. rich would end the program if the reader is gone; this raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.width < 1:  # COLUMNS=0, with which rich prints nothing
+            self.width = 80
 
     @override
     def on_broken_pipe(self) -> None:
