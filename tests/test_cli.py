@@ -94,6 +94,13 @@ def test_a_run_of_somebody_else_is_refused_in_one_sentence(
     assert done.stderr.count("\n") == 1, done.stderr
 
 
+def test_a_remedy_quotes_the_path_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "a é").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(main, ["where", "runs/a é"]).stderr
+    assert "`unisono top --once 'runs/a é'` shows how it ended" in said
+
+
 def test_a_full_output_is_told_in_one_sentence() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "unisono", "explain", "CheckpointError"]

@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import os
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -183,6 +184,7 @@ def _report_cores(run: RunContext, num_shards: int) -> None:
     """Report once that a program without a launcher uses one core of many."""
     num_cores = len(os.sched_getaffinity(0))
     num_workers = min(num_cores, num_shards)
+    file = shlex.quote(_file_of_program() or "train.py")
     is_chosen = THREADS_VARIABLE in os.environ or not run.device.is_host
     if not run.team.supervisor.is_alone or is_chosen or num_cores < _MANY or num_workers < 2:
         return
@@ -190,7 +192,7 @@ def _report_cores(run: RunContext, num_shards: int) -> None:
         notices().add("cores")
         run.say(
             f"this run computes with one thread, like each worker, on a machine with {num_cores} "
-            f"cores: `unisono run -n {num_workers} {_file_of_program() or 'train.py'}`, or "
+            f"cores: `unisono run -n {num_workers} {file}`, or "
             f"`unisono.launch(function, workers={num_workers})`, uses {num_workers} of them and "
             f"gives the same result"
         )
@@ -208,7 +210,7 @@ def _report_loss_costs(run: RunContext) -> None:
     since = "the newest checkpoint" if run.checkpoints.every is not None else "the run began"
     run.say_once(
         f"a lost worker ends all workers, and what was computed since {since} is computed again; "
-        f"`{way} {file}` would replace the worker, with the same result"
+        f"`{way} {shlex.quote(file)}` would replace the worker, with the same result"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from importlib.resources import files
 from pathlib import Path
 
@@ -100,8 +101,8 @@ def _process_of(target: str) -> int:
     if pid is None:
         raise ValueError(
             f"DIRECTORY must be that of a run that is running on this machine, but nothing runs "
-            f"in {target!r}: if a run was there, `unisono top --once {target}` shows how it ended; "
-            f"a PID names any other job."
+            f"in {target!r}: if a run was there, `unisono top --once {shlex.quote(target)}` shows "
+            f"how it ended; a PID names any other job."
         )
     return pid
 
