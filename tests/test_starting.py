@@ -99,6 +99,7 @@ def test_new_names_its_file_as_a_shell_takes_it(tmp_path: Path) -> None:
         (["gan", "there.ipynb"], "FILE must end in .py, but is 'there.ipynb': use 'there.py'."),
         (["train"], "NAME must be a recipe, or a file that ends in .py, but"),
         (["train.ipynb"], "FILE must end in .py, but"),
+        (['q"""z.py'], 'FILE must be a name without `"""`, as its docstring has the name, but'),
         (["nowhere/train.py"], "FILE must be a place to write to, but"),
     ],
 )

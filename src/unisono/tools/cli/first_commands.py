@@ -83,6 +83,11 @@ def _write(source: Path, file: Path) -> None:
             f"{str(file.with_suffix(source.suffix))!r}."
         )
     name = shlex.quote(str(file))
+    if source.suffix == ".py" and '"""' in name:
+        raise Refusal(
+            f'FILE must be a name without `"""`, as its docstring has the name, but is '
+            f"{str(file)!r}: choose another name."
+        )
     parts = [source] if source.is_file() else sorted(filter(Path.is_file, source.iterdir()))
     try:
         if source.is_dir():
