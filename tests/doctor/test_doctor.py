@@ -326,3 +326,22 @@ def test_a_torch_that_cannot_be_loaded_is_wrong(
         first, second = torch_and_gpus(environ, [])
         assert (first.check, first.verdict, second.check) == ("torch", "wrong", "gpus")
         assert f"torch cannot be loaded: {words}" in first.evidence
+
+
+@pytest.mark.slow
+def test_a_module_of_the_working_folder_does_not_make_torch_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert facts_in_child(os.environ)["version"]
+
+
+def test_a_deleted_working_folder_is_not_called_a_wrong_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    first, _ = torch_and_gpus(os.environ, [])
+    assert "the working directory has been deleted" in first.evidence
+    assert "reinstall" not in first.remedy

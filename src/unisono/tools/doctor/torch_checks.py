@@ -7,6 +7,7 @@ end the process, or never return.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,8 +31,12 @@ def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> It
     """Yield findings about torch, and about GPUs."""
     facts: dict[str, Any] = {}
     try:
+        os.getcwd()
         facts = facts_in_child(environ)
         yield judge_torch(facts, len(known))
+    except FileNotFoundError:
+        said = "torch cannot be loaded here: the working directory has been deleted."
+        yield Finding("torch", WRONG, said, "Change to another directory.")
     except TorchFailedError as error:
         remedy = 'Run `python -c "import torch"`, and reinstall torch.'
         yield Finding("torch", WRONG, f"torch cannot be loaded: {error}.", remedy)
@@ -40,7 +45,8 @@ def torch_and_gpus(environ: Mapping[str, str], known: Sequence[DriverGpu]) -> It
 
 def facts_in_child(environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
     """Load torch in another process, and return its facts."""
-    command = [sys.executable, "-m", "unisono.tools.doctor.torch_checks"]
+    # -P: torch shall not import a `random.py` of the working folder.
+    command = [sys.executable, "-P", "-m", "unisono.tools.doctor.torch_checks"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, env=dict(environ)
