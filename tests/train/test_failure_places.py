@@ -1,5 +1,7 @@
 """An exception in a step says in which pass it was raised, and over which samples."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,21 @@ class Fails(torch.autograd.Function):
         raise ArithmeticError("no way back")
 
 
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """Takes neither notes nor, from contextlib, a traceback."""
+
+
+class NotelessError(Exception):
+    def add_note(self, note):
+        raise TypeError("no notes")
+
+
+class SilentError(ValueError):
+    def __str__(self):
+        raise AttributeError("no message")
+
+
 class FailingSGD(torch.optim.SGD):
     def step(self, closure=None):
         raise ArithmeticError("no update")
@@ -27,9 +44,10 @@ class FailingSGD(torch.optim.SGD):
 def fit(loss, optimizer=torch.optim.SGD, **options):
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
-    trainer = unisono.Trainer(model, optimizer(model.parameters(), lr=0.1), loss, shards=2, seed=0)
+    optimizer = optimizer(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2, seed=0, **options)
     data = TensorDataset(torch.randn(40, 4), torch.arange(40))
-    trainer.fit(data, batch_size=20, epochs=1, sampler=in_order, **options)
+    trainer.fit(data, batch_size=20, epochs=1, sampler=in_order)
 
 
 def in_order(epoch, seed):
@@ -102,3 +120,21 @@ def test_an_end_is_no_failure():
     with pytest.raises(KeyboardInterrupt) as caught:
         fit(loss)
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize("kind", [FrozenError, NotelessError, SilentError])
+def test_an_exception_that_takes_no_advice_stays_what_it_is(kind, tmp_path):
+    def fails(*args):
+        raise kind
+
+    with pytest.raises(kind):
+        fit(fails, callbacks=[unisono.callbacks.EventLog(tmp_path / "events.jsonl")])
+    if kind is FrozenError:  # what follows has blocks of contextlib around it
+        return
+    model, data = nn.Linear(4, 2), TensorDataset(torch.ones(4, 4), torch.arange(4))
+    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters()), loss_of, shards=2)
+    with pytest.raises(kind):
+        trainer.evaluate(data, batch_size=2, metrics={"m": fails})
+    model.forward = fails
+    with pytest.raises(kind):
+        unisono.DataParallel(model, ["cpu", "cpu"])(torch.ones(4, 4))

@@ -14,7 +14,7 @@ from unisono.distributed.chunks import Inputs, count_chunks, cut, join, places
 from unisono.distributed.module_replica import Original, aliases, refuse_compiled, through_gate
 from unisono.plan.seeds import seed_of
 from unisono.runtime.device import HOST, Device, notices, read_name
-from unisono.runtime.notices import say
+from unisono.runtime.notices import add_note, say
 
 _STREAM = "DataParallel"
 _TorchDataParallel: Any = TorchDataParallel  # so that methods can be typed
@@ -182,9 +182,10 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
                         _device(device).seed(seed_of(_STREAM, drawn, chunk))
                         output = replicas[chunk][id(self.module)](*inputs[0], **inputs[1])
                 except Exception as error:
-                    error.add_note(
+                    add_note(
+                        error,
                         f"In unisono.DataParallel, chunk {chunk} of {len(chunks)} (counted from 0) "
-                        f"on device {device}."
+                        f"on device {device}.",
                     )
                     raise
                 outputs.append(through_gate(output))

@@ -39,6 +39,20 @@ def named(names: Sequence[object], at_most: int = 8) -> str:
     return f"{told} and {more} more" if more > 0 else told
 
 
+def text_of(value: object) -> str:
+    """Return ``str(value)``; empty if the program's ``__str__`` raises."""
+    try:
+        return str(value)
+    except Exception:
+        return ""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to the program's exception, unless its class forbids new attributes."""
+    with contextlib.suppress(Exception):
+        error.add_note(note)
+
+
 def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
     """Escape what a terminal would hide or interpret in a foreign name, and shorten it."""
     name = str(text)

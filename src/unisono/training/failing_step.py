@@ -27,7 +27,7 @@ from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.loss import read_loss
 from unisono.engine.step.loss_scaling import SMALLEST
 from unisono.errors import NondeterministicError, NonFiniteLossError, UnisonoError
-from unisono.runtime.notices import shown
+from unisono.runtime.notices import shown, text_of
 from unisono.runtime.world import WORKSPACE_VARIABLE
 from unisono.training.failures import note_origin, samples_in_words
 from unisono.training.finiteness import (
@@ -180,7 +180,7 @@ def explained(
     cause = next((cause for cause in causes if cause.what), _of_gradients(names))
     if not cause.what:
         return error
-    said, parameters, rest = str(error).partition(_PARAMETERS)
+    said, parameters, rest = text_of(error).partition(_PARAMETERS)
     kept, _, remedy = rest.partition(": ")
     return NonFiniteLossError(
         f"{said}: {cause.what}{parameters}{kept}: {cause.remedy or remedy}",
@@ -254,7 +254,7 @@ def is_refusal(error: BaseException) -> bool:
     """Return whether torch refused an operation that has no deterministic kernel."""
     if not isinstance(error, RuntimeError) or isinstance(error, NondeterministicError):
         return False
-    return _REFUSED.search(str(error)) is not None or WORKSPACE_VARIABLE in str(error)
+    return _REFUSED.search(text_of(error)) is not None or WORKSPACE_VARIABLE in text_of(error)
 
 
 @contextmanager
@@ -284,7 +284,7 @@ def refused(
     if is_backward:
         where = "the backward pass (`torch.autograd.set_detect_anomaly(True)` shows of which line)"
         place = CallSite()
-    refused = _REFUSED.search(str(error))
+    refused = _REFUSED.search(text_of(error))
     if refused is None:
         return NondeterministicError(
             f"`{WORKSPACE_VARIABLE}` must be `:4096:8` or `:16:8`, or products of matrices have no "

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from unisono.runtime.notices import add_note, text_of
 from unisono.training.hints import hint_for
 
 _SAMPLES_AT_MOST = 8
@@ -23,7 +24,7 @@ _PACKAGE = __name__.partition(".")[0] + "."
 def failure(error: Exception, rank: int) -> bytes:
     """Return a description of this worker's exception, for the others."""
     kind = type(error)
-    told = {"module": kind.__module__, "name": kind.__qualname__, "text": str(error)}
+    told = {"module": kind.__module__, "name": kind.__qualname__, "text": text_of(error)}
     if not _is_refusal(error):
         trace = "".join(traceback.format_exception(error))
         told["note"] = f"On rank {rank} that was:\n{trace}"
@@ -39,7 +40,7 @@ def raised(told: bytes) -> Exception:
         with contextlib.suppress(Exception):
             error = kind(said["text"])
     if "note" in said:
-        error.add_note(said["note"])
+        add_note(error, said["note"])
     return error
 
 
@@ -67,7 +68,7 @@ def share_outcome(
 def note_origin(error: BaseException, place: str) -> None:
     """Add a note on where an exception was raised, unless its message comes from Unisono."""
     if isinstance(error, Exception) and not _is_refusal(error):
-        error.add_note(f"This was {place}. {hint_for(error)}".rstrip())
+        add_note(error, f"This was {place}. {hint_for(error)}".rstrip())
 
 
 def samples_in_words(indices: Sequence[int]) -> str:

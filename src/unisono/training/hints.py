@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from unisono.runtime.notices import text_of
+
 _NN = f"{os.sep}torch{os.sep}nn{os.sep}"
 NO_GRAPH = (
     "gradients must be differentiated shard by shard, as the sum over shards, which other workers "
@@ -209,6 +211,6 @@ def hint_for(error: BaseException) -> str:
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not frames:
         return ""
-    raised, words = _Raised(error, frames), str(error)
+    raised, words = _Raised(error, frames), text_of(error)
     fit = (hint.text for hint in _HINTS if re.search(hint.words, words) and hint.is_about(raised))
     return next(fit, "")

@@ -20,6 +20,7 @@ from torch import nn
 
 from unisono.plan.samples import SamplePlan
 from unisono.runtime.device import HOST, Device, on_host
+from unisono.runtime.notices import add_note
 from unisono.training.failures import share_outcome
 from unisono.training.loss_function import check_function
 from unisono.training.sweep import Forward, Sweep
@@ -104,7 +105,7 @@ class Metrics:
             try:
                 found[name] = call(function)
             except Exception as error:
-                error.add_note(f"This was in the metric {name!r}.")
+                add_note(error, f"This was in the metric {name!r}.")
                 raise
         if self._template is not None:
             whole = copy.deepcopy(self._template).to(device.torch)

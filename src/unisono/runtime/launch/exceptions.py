@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from unisono.errors import PeerLostError
-from unisono.runtime.notices import plural
+from unisono.runtime.notices import plural, text_of
 
 _OUR_FRAMES = ("unisono.runtime.launch.", "runpy", "importlib._bootstrap")
 # What gloo, NCCL and the store report when the other end of a connection is gone.
@@ -123,14 +123,6 @@ def _is_of_torch(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     return type(error).__module__.startswith("torch") or ".cc:" in text_of(error)
-
-
-def text_of(value: object) -> str:
-    """Return ``str(value)``; empty if the program's ``__str__`` raises."""
-    try:
-        return str(value)
-    except Exception:
-        return ""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

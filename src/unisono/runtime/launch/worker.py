@@ -28,6 +28,7 @@ from unisono.runtime.hangs.stacks import allow_launcher_to_inspect
 from unisono.runtime.launch import exceptions, torch_patches
 from unisono.runtime.launch.job import Job, worker_environment
 from unisono.runtime.launch.program import run_program
+from unisono.runtime.notices import text_of
 from unisono.runtime.procfs import die_with
 from unisono.runtime.signals import NOTICES
 from unisono.runtime.workers import supervisor
@@ -150,7 +151,7 @@ def _exit_status(ended: BaseException | None) -> tuple[int, str]:
         return int(ended is not None), ""
     if isinstance(ended.code, int | None):
         return (ended.code or 0) & 0xFF, ""
-    return 1, exceptions.text_of(ended.code)
+    return 1, text_of(ended.code)
 
 
 def _report_failure(

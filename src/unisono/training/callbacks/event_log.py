@@ -21,6 +21,7 @@ from typing import Any, final
 from typing_extensions import override
 
 from unisono.errors import PeerLostError
+from unisono.runtime.notices import text_of
 from unisono.runtime.plainfile import check_plain, path_given
 from unisono.runtime.procfs import thread_times
 from unisono.runtime.signals import NOTICES
@@ -192,7 +193,7 @@ class EventLog(Callback):
             if has_a_say and (by := _signal_of(error)):
                 self._journal.note(encode("interrupted", step=fit.step, by=by))
             elif has_a_say:
-                facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
+                facts = {"error": type(error).__name__, "message": text_of(error)[:10_000]}
                 self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
 
