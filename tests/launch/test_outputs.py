@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.descriptors import none_stay_open
@@ -143,7 +144,14 @@ def test_a_program_that_outlives_its_worker_holds_nobody_up_and_ends_with_the_jo
     assert started_at(pid) is None
 
 
-@pytest.mark.parametrize("stream", [io.StringIO(), Failing(9)])
+class WithoutDescriptor(io.StringIO):
+    """A stream of a program whose class says so in a way of its own."""
+
+    def fileno(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Failing(9), WithoutDescriptor()])
 def test_closing_gives_all_descriptors_back(stream: io.StringIO):
     with contextlib.redirect_stdout(stream), none_stay_open():
         outputs = Outputs()

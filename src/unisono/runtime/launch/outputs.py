@@ -184,6 +184,5 @@ class Outputs:
 def _leads_to(stream: TextIO, fd: int) -> bool:
     try:
         return os.path.sameopenfile(stream.fileno(), fd)
-    except (OSError, ValueError, AttributeError):
-        # No descriptor: io.UnsupportedOperation is both an OSError and a ValueError.
-        return False
+    except Exception:
+        return False  # no descriptor; the program's replacement of a stream may do anything
