@@ -69,6 +69,11 @@ def test_exact_and_drop_last_are_refused_together():
         DistributedSampler(range(5), 2, 0, drop_last=True, exact=True)
 
 
+def test_exact_is_a_flag():
+    with pytest.raises(TypeError, match="`exact` must be True or False, but is 'no': pass"):
+        DistributedSampler(range(5), 2, 0, exact="no")
+
+
 @pytest.mark.parametrize(("num_replicas", "rank"), [(2, 2), (2, -1), (0, 0), (None, 1)])
 def test_a_rank_beyond_the_others_is_refused(num_replicas, rank):
     with pytest.raises(ValueError, match=rf"below `num_replicas`.*but is {rank}"):

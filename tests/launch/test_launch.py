@@ -249,6 +249,7 @@ def test_launch_inside_a_worker_is_refused() -> None:
         ({"stall_timeout_s": "5"}, ValueError, "`stall_timeout_s` must be a number .* but is '5':"),
         ({"stall_timeout_s": True}, ValueError, "`stall_timeout_s` must be .* but is True:"),
         ({"stall_timeout_s": float("nan")}, ValueError, "`stall_timeout_s` must be .* but is nan:"),
+        ({"replace": "no"}, TypeError, "`replace` must be True or False, but is 'no':"),
     ],
 )
 def test_wrong_numbers_are_refused(

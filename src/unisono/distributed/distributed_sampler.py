@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler as TorchDistributedSampler
 
+from unisono.runtime.whole import check_flag
 from unisono.runtime.world import world
 
 
@@ -53,6 +54,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
     Raises:
         ValueError: `rank` is not one of `num_replicas`, or both `exact` and `drop_last` are asked
             for; later, the dataset's length has changed.
+        TypeError: `exact` is neither True nor False.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         *,
         exact: bool = False,
     ) -> None:
+        check_flag("exact", exact)
         own_rank, world_size = _place()
         num_replicas = world_size if num_replicas is None else num_replicas
         rank = own_rank if rank is None else rank

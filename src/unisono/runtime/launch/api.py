@@ -31,7 +31,7 @@ from unisono.runtime.notices import say
 from unisono.runtime.procfs import adopt_orphans, kill_below
 from unisono.runtime.signals import ENDING_SIGNALS, interruption, interrupts, signals_as_bytes
 from unisono.runtime.timeouts import STALL, check_seconds
-from unisono.runtime.whole import check_whole
+from unisono.runtime.whole import check_flag, check_whole
 from unisono.runtime.workers.supervisor import PID_VARIABLE, is_worker
 from unisono.runtime.world import threads_per_worker, world
 
@@ -79,8 +79,8 @@ def launch(
         ValueError: there are too few GPUs for the workers.
         ValueError: `workers`, `workers_per_gpu`, `threads`, `restarts` or `stall_timeout_s` is too
             small, or `workers` is far too large.
-        TypeError: `fn` cannot be called, or a value, which is named, cannot be pickled, or cannot
-            be unpickled here.
+        TypeError: `replace` is neither True nor False, `fn` cannot be called, or a value, which is
+            named, cannot be pickled, or cannot be unpickled here.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
@@ -105,6 +105,7 @@ def launch(
     restarts = check_whole("restarts", restarts, at_least=0)
     stall_timeout_s = STALL.in_s() if stall_timeout_s is None else stall_timeout_s
     check_seconds("stall_timeout_s", stall_timeout_s, STALL)
+    check_flag("replace", replace)
     payload, buffers = pack_call(fn, args)
     job = Job(
         kind=FUNCTION,
