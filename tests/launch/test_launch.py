@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import random
 import re
@@ -235,6 +236,36 @@ def test_the_server_forks_with_one_thread() -> None:
 def test_launch_inside_a_worker_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call the function directly"):
         unisono.launch(lambda: unisono.launch(who_am_i, workers=1), workers=1)
+
+
+SPAWNS = """
+import multiprocessing, unisono
+
+class Number(int): pass
+
+def double(number): return Number(2 * number)
+
+def work():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.map_async(double, [Number(4)]).get(60)
+
+if __name__ == "__main__":
+    print(unisono.launch(work, workers=1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["spawns.py"], ["-m", "spawns"]])
+def test_what_a_worker_spawns_imports_the_program(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    done = processes.run([sys.executable, *command], cwd=tmp_path, timeout=100)
+    assert (done.stdout, done.stderr) == ("[[8]]\n", "")
+
+
+def test_launch_in_what_imports_the_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match='put it below `if __name__ == "__main__":`'):
+        unisono.launch(who_am_i, workers=1)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ load torch, nor cloudpickle before the first call. A call returns once all worke
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -81,7 +82,7 @@ def launch(
             small, or `workers` is far too large.
         TypeError: `replace` is neither True nor False, `fn` cannot be called, or a value, which is
             named, cannot be pickled, or cannot be unpickled here.
-        RuntimeError: called inside a worker.
+        RuntimeError: called inside a worker, or by a spawned process that imports the program.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
         KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
@@ -206,6 +207,12 @@ def _worker_error(state: JobState, workers: int) -> WorkerError:
 
 
 def _refuse_inside_worker() -> None:
+    # As in multiprocessing, whose new processes import the program once more.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "`unisono.launch` must be called once, but this process, which was spawned, imports "
+            'the program and comes to the same call: put it below `if __name__ == "__main__":`.'
+        )
     here = world()
     if is_worker() or (here.world_size > 1 and PID_VARIABLE not in os.environ):
         raise RuntimeError(

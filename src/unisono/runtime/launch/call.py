@@ -16,6 +16,7 @@ import reprlib
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from operator import attrgetter
 from typing import Any
 
@@ -39,6 +40,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes, tup
         "states": generator_states(),
         "modes": caller_modes(),
         "sources": sources_without_files(),
+        "main": origin_of_main(),
         "of_main": pickler.of_main,  # last, as pickling the others fills it
     }
     try:
@@ -105,6 +107,18 @@ def sources_without_files() -> dict[str, list[str]]:
         name: entry[2]
         for name, entry in list(linecache.cache.items())
         if len(entry) == 4 and not os.path.exists(name)
+    }
+
+
+def origin_of_main() -> dict[str, Any]:
+    """Return where the caller's ``__main__`` comes from; empty in a notebook or ``python -``."""
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if not file or not os.path.isfile(file):
+        return {}
+    return {
+        "__file__": os.path.abspath(file),
+        "__spec__": spec and ModuleSpec(spec.name, None, origin=file),
     }
 
 

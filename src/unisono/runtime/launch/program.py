@@ -62,6 +62,7 @@ def _call_function(job: Job) -> bytes:
     sys.argv = list(job.argv)
     main = _fresh_main()
     call: dict[str, Any] = load(job.payload, job.buffers)
+    main.__dict__.update(call["main"])  # processes that a worker spawns import it again
     register_sources(call["sources"])
     _know_by_name(main.__dict__, call["of_main"])
     start_generators(call["states"], job.seed)
@@ -85,6 +86,7 @@ def _fresh_main() -> ModuleType:
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main
+    sys.modules["__mp_main__"] = main  # its name in what comes back from a spawned process
     return main
 
 
