@@ -91,6 +91,8 @@ def test_names_say_where_units_are():
         ),
         ({"sim:2": ["embed"]}, ValueError, "`sim:0`, `sim:1`, but one is 'sim:2'"),
         ({0: "embed"}, TypeError, r"write `\['embed'\]`"),
+        ({0: {"embed"}}, TypeError, r"it has \{'embed'\}: write `list\(…\)`"),
+        ({0: [0]}, TypeError, "names of layers, as in `named_modules.*`, but for 0 it has 0:"),
         ({0: ["blocks.0.a.weight"]}, ValueError, "apart, but has 'blocks.0.a.weight': there are"),
         ({0: ["", "head"], 1: ["head"]}, ValueError, "names `head` for two devices"),
         ({0: ["bl"]}, ValueError, "has 'bl'"),

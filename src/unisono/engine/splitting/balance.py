@@ -106,11 +106,17 @@ def _read(
                 f"is {device!r}: use one of these."
             )
         if isinstance(prefixes, str) or not isinstance(prefixes, Sequence):
+            listed = f"[{prefixes!r}]" if isinstance(prefixes, str) else "list(…)"
             raise TypeError(
                 f"`balance` must have a list of names for each device, but for {device!r} it has "
-                f"{prefixes!r}: write `[{prefixes!r}]`."
+                f"{prefixes!r}: write `{listed}`."
             )
         for prefix in prefixes:
+            if not isinstance(prefix, str):
+                raise TypeError(
+                    f"`balance` must have names of layers, as in `named_modules()`, but for "
+                    f"{device!r} it has {prefix!r}: write the name of a layer."
+                )
             if not any(is_within(name, prefix) for name in names):
                 raise ValueError(
                     f"`balance` must name layers with parameters or buffers that are computed "
