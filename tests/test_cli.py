@@ -30,6 +30,7 @@ from unisono.tools.doctor import machine_checks
         (["--restarts", "-1", "x.py"], "`--restarts` must be a whole number of at least 0"),
         (["--restarts", "2.5", "x.py"], "`--restarts` must be a whole number of at least 0"),
         (["--stall-timeout", "0", "x.py"], "`--stall-timeout` must be a number of seconds above 0"),
+        (["--stall-timeout", "1e300", "x.py"], "`--stall-timeout` must be a number of seconds ab"),
         (["--stall-timeout", "nan", "x.py"], "`--stall-timeout` must be a number of seconds above"),
         (["--workers-per-gpu", "0", __file__], "`--workers-per-gpu` must be a whole number of at"),
         (["--backend", "nccl", __file__], "`--backend` or `backend` must be gloo or"),

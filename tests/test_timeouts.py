@@ -16,7 +16,7 @@ def test_the_docs_show_every_timeout_with_its_default() -> None:
     assert told == {one.variable: one.default_s for one in TIMEOUTS}
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "soon"])
+@pytest.mark.parametrize("text", ["0", "-1", "inf", "1e300", "nan", "soon"])
 def test_what_is_no_number_of_seconds_is_refused(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -395,6 +395,7 @@ def test_who_does_not_come_is_named(of_an_agent):
         ({"seed": 2**63}, ValueError, "at least 0 and below"),
         ({"timeout_s": 0}, ValueError, "seconds above 0"),
         ({"timeout_s": float("inf")}, ValueError, "seconds above 0"),
+        ({"timeout_s": 1e300}, ValueError, "at most 1,000,000,000, but is 1e.300"),
         ({"timeout_s": "1"}, ValueError, "seconds above 0"),
         ({"backend": "nccl"}, ValueError, "must have its own GPU"),
     ],

@@ -6,10 +6,11 @@ Each timeout has an environment variable, in seconds. Arguments and options take
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from dataclasses import dataclass
 from typing import Any
+
+MOST_S = 1e9  # 30 years; about as much as fits into what Python and torch wait with
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +26,21 @@ class Timeout:
         if not text:
             return self.default_s
         with contextlib.suppress(ValueError):
-            if 0 < float(text) < math.inf:
+            if 0 < float(text) <= MOST_S:
                 return float(text)
         raise ValueError(
-            f"`{self.variable}` must be a number of seconds above 0, but is {text!r}: unset it."
+            f"`{self.variable}` must be a number of seconds above 0, at most {MOST_S:,.0f}, but is "
+            f"{text!r}: unset it."
         )
 
 
 def check_seconds(name: str, value: Any, timeout: Timeout) -> None:
     """Raise if an argument is not a number of seconds above 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
+    if not is_number or not 0 < value <= MOST_S:
         raise ValueError(
-            f"`{name}` must be a number of seconds above 0, but is {value!r}: pass "
-            f"`{name}={timeout.default_s:.0f}`."
+            f"`{name}` must be a number of seconds above 0, at most {MOST_S:,.0f}, but is "
+            f"{value!r}: pass `{name}={timeout.default_s:.0f}`."
         )
 
 

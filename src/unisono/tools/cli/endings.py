@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from unisono.errors import UnisonoError
 from unisono.runtime.launch.job import MODULE, SCRIPT
+from unisono.runtime.timeouts import MOST_S
 
 
 class Refusal(click.ClickException):
@@ -163,11 +164,8 @@ def _at_least(least: int, text: str) -> int:
     return int(text)
 
 
-_SECONDS_AT_MOST = 10**9  # timers of the system take no more than about 9 times as many
-
-
 def _seconds(text: str) -> float:
-    if not 0 < float(text) <= _SECONDS_AT_MOST:
+    if not 0 < float(text) <= MOST_S:
         raise ValueError
     return float(text)
 
@@ -230,4 +228,5 @@ class SeveralHosts:
 
 def seconds(example: str) -> Text:
     """Return the type of an option that takes a number of seconds above 0."""
-    return Text("seconds", _seconds, "a number of seconds above 0, of at most 1e9", example)
+    must = f"a number of seconds above 0, at most {MOST_S:,.0f}"
+    return Text("seconds", _seconds, must, example)
