@@ -140,7 +140,7 @@ def test_who_has_nothing_to_do_waits_for_nobody_at_the_end(alike):
 
 def test_all_ranks_draw_the_same_at_first_and_then_apart(alike):
     def work(rank):
-        with unisono.distributed.init(seed=5) as here:
+        with unisono.distributed.init(seed=np.int64(5)) as here:
             return [draws(), here.seed_apart(), draws()]
 
     first, second = (alike.run(work, 2) for _ in range(2))
@@ -389,10 +389,10 @@ def test_who_does_not_come_is_named(of_an_agent):
     ("arguments", "error", "words"),
     [
         ({"backend": 1}, TypeError, "`backend` must be a name"),
-        ({"seed": 1.5}, TypeError, "`seed` must be a whole number or None"),
-        ({"seed": True}, TypeError, "`seed` must be a whole number or None"),
-        ({"seed": -1}, ValueError, "at least 0 and below"),
-        ({"seed": 2**63}, ValueError, "at least 0 and below"),
+        ({"seed": 1.5}, TypeError, "`seed` must be a whole number, but is 1.5"),
+        ({"seed": True}, TypeError, "`seed` must be a whole number, but is True"),
+        ({"seed": -1}, ValueError, "`seed` must be at least 0, but is -1"),
+        ({"seed": 2**63}, ValueError, "`seed` must be below 9223372036854775808"),
         ({"timeout_s": 0}, ValueError, "seconds above 0"),
         ({"timeout_s": float("inf")}, ValueError, "seconds above 0"),
         ({"timeout_s": 1e300}, ValueError, "at most 1,000,000,000, but is 1e.300"),

@@ -26,6 +26,7 @@ from unisono.plan.seeds import seed_of
 from unisono.runtime.device import seed_generators
 from unisono.runtime.notices import say
 from unisono.runtime.timeouts import GROUP, check_seconds
+from unisono.runtime.whole import check_whole
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.gathering import Gathering
 from unisono.runtime.workers.interfaces import interface_here
@@ -184,7 +185,9 @@ def init(
         WaitTimeoutError: a rank did not join in time.
         PeerLostError: a rank has ended meanwhile.
     """
-    _check(backend, seed, timeout_s)
+    _check(backend, timeout_s)
+    if seed is not None:
+        seed = check_whole("seed", seed, at_least=0, below=2**63)
     if dist.is_initialized():
         raise RuntimeError(
             "`unisono.distributed.init` must be called once before the program ends its process "
@@ -230,16 +233,11 @@ def _init(
     return here
 
 
-def _check(backend: object, seed: object, timeout_s: Any) -> None:
+def _check(backend: object, timeout_s: Any) -> None:
     if backend is not None and not isinstance(backend, str):
         raise TypeError(
             f"`backend` must be a name such as 'gloo', or None, but is {backend!r}: leave it out."
         )
-    is_whole = isinstance(seed, int) and not isinstance(seed, bool)
-    if seed is not None and not is_whole:
-        raise TypeError(f"`seed` must be a whole number or None, but is {seed!r}: pass `seed=0`.")
-    if isinstance(seed, int) and not 0 <= seed < 2**63:
-        raise ValueError(f"`seed` must be at least 0 and below 2⁶³, but is {seed}: pass `seed=0`.")
     if timeout_s is not None:
         check_seconds("timeout_s", timeout_s, GROUP)
 
