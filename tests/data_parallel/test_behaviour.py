@@ -338,6 +338,11 @@ def test_devices_are_checked():
         unisono.DataParallel(module, ["gpu0"])
     with pytest.raises(TypeError, match="`output_device` must name devices"):
         unisono.DataParallel(module, TWO, output_device="here")
+    with pytest.raises(TypeError, match=r"must be a list .* but is 0: pass `device_ids=\[0\]`"):
+        unisono.DataParallel(module, 0)
+    for dim in ("0", None, 0.0):
+        with pytest.raises(TypeError, match="`dim` must be a whole number, but is"):
+            unisono.DataParallel(module, TWO, dim=dim)
     for shards in (0, -1, 2.5, "two", True):
         with pytest.raises(ValueError, match="`shards` must be a whole number from 1 on, but is"):
             unisono.DataParallel(module, TWO, shards=shards)

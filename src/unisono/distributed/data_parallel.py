@@ -15,6 +15,7 @@ from unisono.distributed.module_replica import Original, aliases, refuse_compile
 from unisono.plan.seeds import seed_of
 from unisono.runtime.device import HOST, Device, notices, read_name
 from unisono.runtime.notices import add_note, say
+from unisono.runtime.whole import check_whole
 
 _STREAM = "DataParallel"
 _TorchDataParallel: Any = TorchDataParallel  # so that methods can be typed
@@ -81,8 +82,8 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
         shards: the maximum number of chunks of a batch.
 
     Raises:
-        TypeError: `device_ids` or `output_device` names no device, or `module` is none; later, an
-            input cannot be cut or an output cannot be gathered.
+        TypeError: `device_ids` or `output_device` names no device, `dim` is no whole number, or
+            `module` is no module; later, an input cannot be cut or an output cannot be gathered.
         ValueError: a device is not there, devices are of several types, `shards` is below 1 or
             the module is compiled; later, tensors of a batch give different numbers of chunks, or
             outputs do not fit together.
@@ -110,7 +111,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
         devices = read_devices(device_ids)
         if not devices and shards is not None:
             devices = (torch.device("cpu"),)
-        self.module, self.dim = module, dim
+        self.module, self.dim = module, check_whole("dim", dim, at_least=-64, below=64)
         self.shards = shards or max(1, len(devices))
         self.devices = devices
         self.device_ids = [device if device.index is None else device.index for device in devices]
@@ -250,6 +251,11 @@ def read_devices(device_ids: Iterable[Name] | None) -> tuple[torch.device, ...]:
         kind = accelerator()
         count = 0 if kind is None else torch.accelerator.device_count()
         return tuple(torch.device(str(kind), index) for index in range(count))
+    if isinstance(device_ids, str) or not isinstance(device_ids, Iterable):
+        raise TypeError(
+            f"`device_ids` must be a list of devices, but is {device_ids!r}: pass "
+            f"`device_ids=[{device_ids!r}]`."
+        )
     devices = tuple(read_device("device_ids", name) for name in device_ids)
     kinds = sorted({device.type for device in devices})
     if len(kinds) > 1:
