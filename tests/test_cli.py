@@ -26,6 +26,10 @@ from unisono.tools.doctor import machine_checks
         (["-n", "-1", "x.py"], "`-n` must be a whole number of at least 1, but is '-1'"),
         (["-n", "x", "x.py"], "`-n` must be a whole number of at least 1, but is 'x'"),
         (["--threads", "0", "x.py"], "`--threads` must be a whole number of at least 1"),
+        (
+            ["--threads", "65537", "x.py"],
+            "`--threads` must be a whole number of at least 1, at most",
+        ),
         (["-n", "100000", __file__], "there must be at most"),
         (["--restarts", "-1", "x.py"], "`--restarts` must be a whole number of at least 0"),
         (["--restarts", "2.5", "x.py"], "`--restarts` must be a whole number of at least 0"),

@@ -276,6 +276,7 @@ def test_launch_in_what_imports_the_program_is_refused(monkeypatch: pytest.Monke
         ({"workers": True}, TypeError, "`workers` must be a whole number, but is True"),
         ({"workers": 100_000}, ValueError, "at most .* but 100,000 are asked for: start"),
         ({"threads": -1}, ValueError, "`threads` must be at least 1, but is -1"),
+        ({"threads": 2**31}, ValueError, "`threads` must be below 65537, but is 2147483648"),
         ({"stall_timeout_s": -1}, ValueError, "`stall_timeout_s` must be a number .* but is -1:"),
         ({"stall_timeout_s": "5"}, ValueError, "`stall_timeout_s` must be a number .* but is '5':"),
         ({"stall_timeout_s": True}, ValueError, "`stall_timeout_s` must be .* but is True:"),

@@ -39,6 +39,7 @@ WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 HOSTS_VARIABLE = "UNISONO_HOSTS"
 AGENT_VARIABLE = "UNISONO_AGENT"  # the process ID of the agent that runs that launcher
 THREADS_VARIABLE = "UNISONO_THREADS"
+THREADS_AT_MOST = 1 << 16  # more than a machine has cores; torch takes no more than a C int
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _FIXED_WORKSPACES = ":4096:8"  # eight of 4 MiB: 32 MiB of GPU memory per process
 
@@ -279,7 +280,13 @@ def threads_per_worker() -> int:
 
     It affects the bits of a result, so it is never derived from the number of workers.
     """
-    return _number_of_at_least_1(os.environ, THREADS_VARIABLE)
+    threads = _number_of_at_least_1(os.environ, THREADS_VARIABLE)
+    if threads > THREADS_AT_MOST:
+        raise ValueError(
+            f"`{THREADS_VARIABLE}` must be at most {THREADS_AT_MOST}, but is {threads}: "
+            f"set it to 1."
+        )
+    return threads
 
 
 def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:

@@ -34,7 +34,7 @@ from unisono.runtime.signals import ENDING_SIGNALS, interruption, interrupts, si
 from unisono.runtime.timeouts import STALL, check_seconds
 from unisono.runtime.whole import check_flag, check_whole
 from unisono.runtime.workers.supervisor import PID_VARIABLE, is_worker
-from unisono.runtime.world import threads_per_worker, world
+from unisono.runtime.world import THREADS_AT_MOST, threads_per_worker, world
 
 
 @habits_met("launch(main, workers=2)")
@@ -79,7 +79,7 @@ def launch(
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
         ValueError: there are too few GPUs for the workers.
         ValueError: `workers`, `workers_per_gpu`, `threads`, `restarts` or `stall_timeout_s` is too
-            small, or `workers` is far too large.
+            small, or `workers` or `threads` is far too large.
         TypeError: `replace` is neither True nor False, `fn` cannot be called, or a value, which is
             named, cannot be pickled, or cannot be unpickled here.
         RuntimeError: called inside a worker, or by a spawned process that imports the program.
@@ -98,9 +98,9 @@ def launch(
         workers_per_gpu = check_whole("workers_per_gpu", workers_per_gpu, at_least=1)
     placement = place_workers(workers, workers_per_gpu, os.environ, Machine.here())
     workers = placement.num_workers
-    threads = (
-        threads_per_worker() if threads is None else check_whole("threads", threads, at_least=1)
-    )
+    if threads is None:
+        threads = threads_per_worker()
+    threads = check_whole("threads", threads, at_least=1, below=THREADS_AT_MOST + 1)
     check_backend(backend)
     _refuse_inside_worker()
     restarts = check_whole("restarts", restarts, at_least=0)

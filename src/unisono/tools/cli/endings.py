@@ -18,6 +18,7 @@ from typing_extensions import override
 from unisono.errors import UnisonoError
 from unisono.runtime.launch.job import MODULE, SCRIPT
 from unisono.runtime.timeouts import MOST_S
+from unisono.runtime.world import THREADS_AT_MOST
 
 
 class Refusal(click.ClickException):
@@ -164,6 +165,12 @@ def _at_least(least: int, text: str) -> int:
     return int(text)
 
 
+def _threads(text: str) -> int:
+    if not 1 <= int(text) <= THREADS_AT_MOST:
+        raise ValueError
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     if not 0 < float(text) <= MOST_S:
         raise ValueError
@@ -191,6 +198,7 @@ class NumHosts:
 
 
 COUNT = Text("n", partial(_at_least, 1), "a whole number of at least 1", "2")
+THREADS = Text("n", _threads, f"a whole number of at least 1, at most {THREADS_AT_MOST}", "2")
 NUM_HOSTS = Text("n", NumHosts.read, "a number of hosts, or the least and the most", "1:2")
 NOT_NEGATIVE = Text("n", partial(_at_least, 0), "a whole number of at least 0", "1")
 

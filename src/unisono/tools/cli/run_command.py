@@ -21,6 +21,7 @@ from unisono.tools.cli.endings import (
     COUNT,
     NOT_NEGATIVE,
     NUM_HOSTS,
+    THREADS,
     NumHosts,
     leave,
     refusing,
@@ -44,7 +45,7 @@ from unisono.tools.cli.several_hosts import one_of_several, read_hosts, run_on_h
 )
 @click.option(
     "--threads",
-    type=COUNT,
+    type=THREADS,
     help="How many threads each worker computes with; UNISONO_THREADS by default, else 1. "
     "The number changes the bits of a result, so it does not depend on the number of workers.",
 )
