@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipapp
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,22 @@ def test_a_module_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: 
     expected, seen = json.loads(plain.stdout), json.loads(done.stdout)
     for what in ("argv", "file", "name", "is_main", "spec", "path", "folder"):
         assert seen[what] == expected[what], what
+
+
+def test_a_folder_and_an_archive_find_what_plain_python_would_set(
+    unisono_run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "app").mkdir()
+    shutil.copy(PROGRAMS / "show.py", tmp_path / "app" / "__main__.py")
+    zipapp.create_archive(tmp_path / "app")
+    for name in ("app", "app.pyz"):
+        plain = subprocess.run(
+            [sys.executable, name, "-x"], capture_output=True, text=True, cwd=tmp_path, check=True
+        )
+        done = unisono_run("-n", 1, name, "-x", cwd=tmp_path)
+        expected, seen = json.loads(plain.stdout), json.loads(done.stdout)
+        for what in ("argv", "file", "name", "is_main", "spec", "path", "folder"):
+            assert seen[what] == expected[what], (name, what)
 
 
 def test_two_runs_draw_different_numbers(unisono_run: Run) -> None:

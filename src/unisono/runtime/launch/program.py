@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,11 @@ def run_script(script: str, args: Sequence[str]) -> None:
     """Run a script as ``python SCRIPT ARGS`` does."""
     path = os.path.abspath(script)
     sys.argv = [script, *args]
+    if pkgutil.get_importer(path) is not None:  # a folder or a ZIP file with `__main__.py`
+        sys.path.insert(0, path)
+        _fresh_main()
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
     _prepend_to_path(os.path.dirname(os.path.realpath(script)))
     main = _fresh_main()
     main.__file__ = path

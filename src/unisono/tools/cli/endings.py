@@ -102,7 +102,7 @@ def _check_script(script: str) -> None:
             f"`{command} train.py`, and see `{command} --help`."
         )
     trouble = "does not exist here" if not os.path.exists(script) else "is no plain file"
-    if os.path.isfile(script):
+    if os.path.isfile(script) or os.path.isfile(os.path.join(script, "__main__.py")):
         trouble = "" if os.access(script, os.R_OK) else "may not be read by you"
     if trouble:
         raise Refusal(
