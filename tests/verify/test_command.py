@@ -64,7 +64,10 @@ def verify(folder: Path, *args: str, **more: str) -> subprocess.CompletedProcess
         (("-n", "1", "train.py"), "`-n` must be at least 2"),
         (("--steps", "0", "train.py"), "`--steps` must be a whole number of at least 1"),
         (("--timeout", "-1", "train.py"), "`--timeout` must be a number of seconds above 0"),
-        (("--timeout", "1e300", "train.py"), "of at most 1e9, but is '1e300': use for example"),
+        (
+            ("--timeout", "1e300", "train.py"),
+            "at most 1,000,000,000, but is '1e300': use for example",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_a_sentence(
