@@ -140,10 +140,12 @@ class Known:
     def named(self, module: str, name: str) -> Any:
         """Return the program's object with a qualified name, if its own code may use it."""
         found: Any = sys.modules.get(module)
+        passed = []
         for part in name.split("."):
             found = vars(found).get(part) if isinstance(found, (types.ModuleType, type)) else None
             found = None if isinstance(found, types.ModuleType) else _bare(found)
-        if not isinstance(found, (type, *_FUNCTIONS)) or not self._is_allowed(found):
+            passed.append(found)
+        if not isinstance(found, (type, *_FUNCTIONS)) or not self._is_allowed(found, passed):
             raise Opaque(f"{module}.{name}")
         return found
 
@@ -154,7 +156,8 @@ class Known:
             raise Opaque(name)
         return found
 
-    def _is_allowed(self, found: Any) -> bool:
+    def _is_allowed(self, found: Any, passed: list[Any]) -> bool:
+        """Return whether an object may be restored; `passed`: the classes that it is in, and it."""
         module, name = _module_of(found), found.__name__
         if module == "builtins" and name in _OF_BUILTINS | _CLASSES:
             return True
@@ -164,7 +167,7 @@ class Known:
             not is_of_a_library(module)
             or id(found) in self._kinds
             or _is_of_torch(found)
-            or (_is_inert(module, name) and id(found) in self._reached)
+            or (_is_inert(module, name) and any(id(one) in self._reached for one in passed))
         )
 
     def tensor(self, name: str) -> Any:
