@@ -271,8 +271,8 @@ def test_memories_of_different_sizes_are_refused_on_every_worker(job):  # noqa: 
     ("more", "error", "words"),
     [
         ({"UNISONO_PID": "1"}, "RuntimeError", "must not train in its place"),
-        ({"UNISONO_RENDEZVOUS_TIMEOUT": "soon"}, "ValueError", "above 0, but is 'soon'"),
-        ({"UNISONO_RENDEZVOUS_TIMEOUT": "-1"}, "ValueError", "above 0, but is '-1'"),
+        ({"UNISONO_RENDEZVOUS_TIMEOUT": "soon"}, "ValueError", "000, but is 'soon'"),
+        ({"UNISONO_RENDEZVOUS_TIMEOUT": "-1"}, "ValueError", "000, but is '-1'"),
     ],
 )
 def test_who_cannot_take_a_seat_is_told_why(job, more, error, words):  # noqa: F811
