@@ -160,7 +160,10 @@ def fill(there: Any, value: Any) -> None:
     """Copy the elements of a tensor or an array into another one."""
     if isinstance(there, torch.Tensor):
         with torch.no_grad():  # `detach` changes a sparse tensor
-            there.copy_(value)
+            if (there.shape, there.dtype) == (value.shape, value.dtype):
+                there.copy_(value)
+            else:  # cast or cut by the program
+                there.data = value.to(there.device, copy=True)
     elif isinstance(there, np.ndarray):
         there[...] = value
 

@@ -156,6 +156,8 @@ def _view(name: str, of: Any) -> Any:
 def _parts_of_value(value: Any) -> tuple[Any, ...]:
     made, arguments, *state = value.__reduce_ex__(4)
     name = getattr(made, "__name__", "")
+    if made is iter and len(arguments) != 1:
+        raise Opaque("an iterator that calls a function")
     if _ITERATORS.get(name) is not made:
         name = _value_name(made) if isinstance(made, type) else ""
     if not name:

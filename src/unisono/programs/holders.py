@@ -699,7 +699,8 @@ _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))
 _ITERATORS: set[Any] = {type(iter(each)) for each in _ITERABLES}
-_ITERATORS |= {zip, map, filter, enumerate, reversed, type(reversed([]))}
+_ITERATORS |= {zip, map, filter, enumerate, reversed, type(reversed([])), type(iter(deque()))}
+_ITERATORS |= {type(iter(np.zeros(1))), type(iter(int, 1))}  # of a sequence, of a function
 
 
 VIEWS: dict[Any, Callable[[Any], Any]] = {

@@ -156,6 +156,8 @@ class KeptProgram:
             if holder.kind in (h.DRAWN, h.POSITION) and at >= num_seeded:
                 with suppress(OSError):
                     then = holder.read()
+            if then is None and holder.kind is h.FROZEN and at >= num_read:
+                self._unseen[holder.path] = h.name_of(type(holder.owner))  # has no parts to read
             if then is None or holder.kind in _NOT_KEPT:
                 continue
             known = before.get(holder.identity)

@@ -47,7 +47,7 @@ from unisono.programs.live import live_variables, names_in
 
 VISITED_AT_MOST = 20_000
 _PICKLED_WITHIN_S = 0.01  # for an object made in C, to detect changes
-_LONG = 4096  # longer containers are not walked
+LONG = 4096  # objects in longer containers are not looked at
 _LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
 _LEAVES |= {PosixPath, PurePosixPath}  # which note their text when it is first asked for
 GENERATORS: tuple[Any, ...] = (
@@ -129,6 +129,7 @@ class Walk:
         self._themselves, self._shallow = themselves, shallow
         self._beside: set[int] = set()  # stored elsewhere, but already visited
         self._spaces: dict[int, dict[str, str]] = {}  # of modules and classes: names, with paths
+        self._modules: dict[str, types.ModuleType] = {}  # of the program, by path
         self._default = default_generators()
         self.extend(roots)
 
@@ -136,7 +137,7 @@ class Walk:
         """Walk from more objects; return the new holders."""
         begin = len(self.holders)
         waiting = deque[Found]((name, root, True) for name, root in roots.items())
-        while waiting:
+        while waiting or self._add_names_of_modules(waiting):
             if len(self.things) >= VISITED_AT_MOST:
                 self.is_cut = True
                 break
@@ -157,6 +158,8 @@ class Walk:
                 if not isinstance(value, random.SystemRandom):
                     self.generators[path] = value
                     self._note(path, h.DRAWN, value, own=is_own)
+                    if getattr(value, "__dict__", None):  # of a class of the program
+                        waiting.append((f"{path}.__dict__", value.__dict__, is_own))
                 continue
             try:
                 for part, each, is_of_program in self._taken_apart(path, value, is_own=is_own):
@@ -167,6 +170,16 @@ class Walk:
             except Exception:  # inspecting an object may raise anything
                 continue
         return self.holders[begin:]
+
+    def _add_names_of_modules(self, waiting: deque[Found]) -> bool:
+        """Follow what the code that was found names in the program's modules; False if nothing."""
+        names = sorted(name for name in self.names if name[:2] != "__")
+        for path, module in self._modules.items():
+            space = vars(module)
+            for part, each, is_own in self._of_space(path, space, module.__name__, space, names):
+                if id(each) not in self.paths:
+                    waiting.append((part, each, is_own))
+        return bool(waiting)
 
     def _note(self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool) -> Holder:
         holder = Holder(path, kind, owner, names, not own, self._key(f"{kind.name} {path}"))
@@ -184,9 +197,12 @@ class Walk:
     ) -> Iterator[Found]:
         holder = self._note(path, kind, owner, names, own=own)
         names, values = holder.read()
-        if len(values) <= _LONG and holder.kind not in (h.CONTENTS, h.BYTES, h.CACHE, h.TABLE):
+        self.is_cut |= len(values) > LONG and not _are_leaves(values)
+        if len(values) <= LONG and holder.kind not in (h.CONTENTS, h.BYTES, h.CACHE, h.TABLE):
             for at, value in enumerate(values):
                 name = names[at] if names else at
+                if holder.kind is h.ENTRIES and type(name) not in _LEAVES | {tuple}:
+                    yield f"{path}.keys()[{at}]", name, own
                 if type(value) in _LEAVES or name == "__class__":
                     continue
                 if holder.kind is h.ENTRIES and type(name) is not str:
@@ -202,10 +218,12 @@ class Walk:
                 yield from self._hold(path, h.ENTRIES, value, own=is_own)
         elif isinstance(value, (list, deque)):
             yield from self._hold(path, h.ITEMS, value, own=is_own)
-        elif isinstance(value, set):
-            self._note(path, h.ELEMENTS, value, own=is_own)
+        elif isinstance(value, (set, frozenset)):
+            if isinstance(value, set):
+                self._note(path, h.ELEMENTS, value, own=is_own)
+            yield from self._of_elements(path, value, own=is_own)
         elif isinstance(value, tuple):
-            yield from ((f"{path}[{at}]", part, is_own) for at, part in enumerate(value[:_LONG]))
+            yield from ((f"{path}[{at}]", part, is_own) for at, part in enumerate(value[:LONG]))
         elif isinstance(value, np.ndarray) and value.dtype.kind == "O":
             yield from self._hold(path, h.OBJECTS, value, own=is_own)
         elif isinstance(value, h.ARRAYS):
@@ -213,6 +231,8 @@ class Walk:
             if kind not in h.ARRAYS:
                 beside = h.TENSOR if isinstance(value, torch.Tensor) else h.ATTRIBUTES
                 yield from self._hold(path, beside, value, own=is_own)
+        elif isinstance(value, memoryview):
+            self.unseen[path] = kind.__name__  # what is behind it cannot be put back
         elif isinstance(value, contextvars.ContextVar):
             yield from self._hold(path, h.CONTEXT, value, own=True)
         elif isinstance(value, (bytearray, array.array, *_OF_C)):
@@ -236,6 +256,8 @@ class Walk:
             yield path, value.func, is_own
             yield f"{path}.args", value.args, is_own
             yield f"{path}.keywords", value.keywords, is_own
+            if value.__dict__:
+                yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
         elif isinstance(value, (staticmethod, classmethod)):
             yield path, value.__func__, False
         elif isinstance(value, property):
@@ -250,8 +272,22 @@ class Walk:
             yield path, value(), is_own
         elif not isinstance(value, types.ModuleType):
             yield from self._of_object(path, value, is_own=is_own)
+        elif not is_of_a_library(value.__name__):
+            self._modules[path] = value
         if type(value) not in _PLAIN_CONTAINERS and isinstance(value, _CONTAINERS):
             yield from self._of_object(path, value, is_own=is_own)
+
+    def _of_elements(self, path: str, values: Collection[Any], *, own: bool) -> Iterator[Found]:
+        """Follow elements of a set, which have no order, by the names of their classes."""
+        by_name = defaultdict[str, list[Any]](list)
+        for each in values if len(values) <= LONG else ():
+            if type(each) not in _LEAVES | {tuple} and id(each) not in self._elsewhere:
+                by_name[type(each).__name__].append(each)
+        for name, each in sorted(by_name.items()):
+            if len(each) == 1:
+                yield f"{path}.{name}", each[0], own
+            elif any(_may_change(one) and id(one) not in self.paths for one in each):
+                self.unseen[path] = f"set with several of {name}"
 
     def _of_function(self, path: str, value: types.FunctionType) -> Iterator[Found]:
         own = not is_of_a_library(value.__module__)
@@ -408,6 +444,22 @@ class Walk:
             self._note(path, h.MADE_IN_C, value, own=not is_of_a_library(kind.__module__))
         else:
             self.unseen[path] = h.name_of(kind)
+
+
+def _may_change(value: Any) -> bool:
+    """Return whether a value has attributes of its own, unlike functions, classes and members."""
+    is_one = isinstance(value, (type, types.FunctionType, types.ModuleType, enum.Enum))
+    kind: Any = type(value)
+    return not is_one and bool(h.attributes_of(value) or h.slots_of(kind))
+
+
+def _are_leaves(values: Collection[Any]) -> bool:
+    """Return whether values are plain ones, or tuples of such."""
+    kinds = set(map(type, values))
+    if not kinds <= _LEAVES | {tuple}:
+        return False
+    tuples = (value for value in values if type(value) is tuple)
+    return tuple not in kinds or all(_LEAVES.issuperset(map(type, each)) for each in tuples)
 
 
 def _name(owner: Any) -> str:

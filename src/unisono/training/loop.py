@@ -54,7 +54,7 @@ from unisono.programs.live import (
     iterators_around,
     takes_in_a_loop,
 )
-from unisono.programs.walk import VISITED_AT_MOST, programs_own
+from unisono.programs.walk import LONG, VISITED_AT_MOST, programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
 from unisono.runtime.training_progress import now
@@ -168,9 +168,10 @@ def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) 
         run.program_kept.watch(passes, between, loops, themselves, set(map(id, streams)))
         if run.program_kept.is_cut:
             run.say_once(
-                f"the program refers to more than {VISITED_AT_MOST:,} objects: changes in those "
-                f"farthest from the model, the loss and the dataset are not saved with the run, "
-                f"so keep what changes in `run.state`"
+                f"the program refers to more than {VISITED_AT_MOST:,} objects, or has some in a "
+                f"container of more than {LONG:,}: changes in those, and in objects farthest from "
+                f"the model, the loss and the dataset, are not saved with the run, so keep what "
+                f"changes in `run.state`"
             )
         # The run may have resumed without any.
         kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
