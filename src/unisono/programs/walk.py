@@ -311,6 +311,9 @@ class Walk:
             module = space[name]
             if isinstance(module, types.ModuleType) and not is_of_a_library(module.__name__):
                 spaces[f"{path}.{name}"] = vars(module)
+        for name in sorted(names & sys.modules.keys()):  # imported within the function, too
+            if not is_of_a_library(name):
+                self._modules.setdefault(name, sys.modules[name])
         chosen = sorted(name for name in names if not name.startswith("__"))
         for where, there in spaces.items():
             self._note_patched(there, names)

@@ -296,3 +296,20 @@ class Falls(Callback):
 
 t = trainer(net(), weighed, callbacks=[Falls()])
 fit(t)
+
+
+# %% imported_in_a_method: SAME
+Path("settings.py").write_text("rate = 0.1\n")
+import settings as _loaded_before
+
+
+class Rate(Callback):
+    def on_step_begin(self, fit):
+        import settings
+
+        settings.rate *= 0.9
+        fit.optimizer.param_groups[0]["lr"] = settings.rate
+
+
+t = trainer(net(), callbacks=[Rate()])
+fit(t)
