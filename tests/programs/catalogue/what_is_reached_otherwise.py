@@ -52,8 +52,12 @@ fit(t)
 
 # %% first_scale_in_module_attribute: REFUSED
 # says: `model.cfg.std` carries over
-Path("settings.py").write_text("std = None\n")
-import settings
+import sys
+import tempfile
+
+sys.path.insert(0, tempfile.mkdtemp())
+Path(sys.path[0], "first_scale.py").write_text("std = None\n")
+import first_scale as settings
 
 
 class Scaled(nn.Module):
