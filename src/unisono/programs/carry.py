@@ -50,19 +50,9 @@ _INERT |= {"configparser", "contextlib", "copy", "dataclasses", "datetime", "dec
 _INERT |= {"fractions", "functools", "graphlib", "heapq", "ipaddress", "itertools", "json", "math"}
 _INERT |= {"numbers", "operator", "queue", "random", "re", "statistics", "string", "textwrap"}
 _INERT |= {"time", "types", "typing", "uuid", "weakref"}
-_ACTS = {
-    "compile",
-    "download",
-    "dump",
-    "eval",
-    "exec",
-    "import",
-    "install",
-    "launch",
-    "load",
-    "loads",
-}
-_ACTS |= {"open", "pickle", "pretrained", "read", "run", "save", "spawn", "system", "write"}
+_ACTS = {"compile", "download", "dump", "eval", "exec", "import", "install", "launch", "load"}
+_ACTS |= {"loads", "open", "pickle", "pretrained", "read", "run", "save", "spawn", "system"}
+_ACTS |= {"write"}
 _WITH_MODULES = (types.FunctionType, type)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)
 _MEMORIES = (torch.Tensor, np.ndarray)

@@ -146,7 +146,7 @@ class KeptProgram:
         self.is_cut = walk.is_cut
         self._unseen = {
             path: kind for path, kind in walk.unseen.items() if path not in unseen_in_passes
-        }
+        } | walk.lost
         before = {place.holder.identity: place for place in self._places.values()}
         # Tensors over the memory of parameters are stored with the parameters.
         account = Account(walk.holders, apart=over_memory_of(state, walk.holders))
@@ -156,7 +156,7 @@ class KeptProgram:
             if holder.kind in (h.DRAWN, h.POSITION) and at >= num_seeded:
                 with suppress(OSError):
                     then = holder.read()
-            if then is None and holder.kind is h.FROZEN and at >= num_read:
+            if then is None and holder.kind is h.FROZEN:
                 self._unseen[holder.path] = h.name_of(type(holder.owner))  # has no parts to read
             if then is None or holder.kind in _NOT_KEPT:
                 continue

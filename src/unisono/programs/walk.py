@@ -105,6 +105,7 @@ class Walk:
         names: the names in the program's own code.
         of_modules: the identities of the parameters and buffers of modules that were found.
         unseen: by path, the class of objects made in C that cannot be inspected.
+        lost: the same for what has parts that no path leads to, such as several alike in a set.
         is_cut: whether some objects were not visited.
     """
 
@@ -124,6 +125,7 @@ class Walk:
         self.names: set[str] = set()
         self.of_modules: set[int] = set()
         self.unseen: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
         self.is_cut = False
         self._elsewhere, self._layers = elsewhere, layers
         self._themselves, self._shallow = themselves, shallow
@@ -232,7 +234,7 @@ class Walk:
                 beside = h.TENSOR if isinstance(value, torch.Tensor) else h.ATTRIBUTES
                 yield from self._hold(path, beside, value, own=is_own)
         elif isinstance(value, memoryview):
-            self.unseen[path] = kind.__name__  # what is behind it cannot be put back
+            self.lost[path] = kind.__name__  # what is behind it cannot be put back
         elif isinstance(value, contextvars.ContextVar):
             yield from self._hold(path, h.CONTEXT, value, own=True)
         elif isinstance(value, (bytearray, array.array, *_OF_C)):
@@ -280,6 +282,7 @@ class Walk:
     def _of_elements(self, path: str, values: Collection[Any], *, own: bool) -> Iterator[Found]:
         """Follow elements of a set, which have no order, by the names of their classes."""
         by_name = defaultdict[str, list[Any]](list)
+        self.is_cut |= len(values) > LONG and not _are_leaves(values)
         for each in values if len(values) <= LONG else ():
             if type(each) not in _LEAVES | {tuple} and id(each) not in self._elsewhere:
                 by_name[type(each).__name__].append(each)
@@ -287,7 +290,7 @@ class Walk:
             if len(each) == 1:
                 yield f"{path}.{name}", each[0], own
             elif any(_may_change(one) and id(one) not in self.paths for one in each):
-                self.unseen[path] = f"set with several of {name}"
+                self.lost[path] = f"set with several of {name}"
 
     def _of_function(self, path: str, value: types.FunctionType) -> Iterator[Found]:
         own = not is_of_a_library(value.__module__)

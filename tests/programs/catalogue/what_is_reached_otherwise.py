@@ -317,3 +317,29 @@ class Rate(Callback):
 
 t = trainer(net(), callbacks=[Rate()])
 fit(t)
+
+
+# %% several_terms_in_a_set: TOLD looked
+class Term:
+    def __init__(self):
+        self.weight = 1.0
+
+    def __call__(self, m, b):
+        return F.cross_entropy(m(b[0]), b[1]) * self.weight
+
+
+terms = {Term(), Term()}
+
+
+def total(m, b):
+    return sum(each(m, b) for each in terms)
+
+
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        for each in terms:
+            each.weight *= 0.9
+
+
+t = trainer(net(), total, callbacks=[Falls()])
+fit(t)
