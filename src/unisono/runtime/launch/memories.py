@@ -189,6 +189,8 @@ def _copy(source: int, source_at: int, target: int, target_at: int, num_bytes: i
     os.lseek(target, target_at, os.SEEK_SET)
     while num_bytes:
         copied = os.sendfile(target, source, source_at, num_bytes)
+        if not copied:
+            raise OSError(errno.EIO, "the file of ended loops is shorter than it was")
         source_at, num_bytes = source_at + copied, num_bytes - copied
 
 
