@@ -115,21 +115,26 @@ def test_a_full_output_is_told_in_one_sentence() -> None:
     assert done.stderr.count("\n") == 1, done.stderr
 
 
+def status_unread(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Return the exit status of a command whose output goes to a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    pipe = open(writing, "w")  # noqa: SIM115
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    with contextlib.suppress(BrokenPipeError):
+        pipe.close()
+    return ended.value.code
+
+
 @pytest.mark.slow
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in commands_that_print(tmp_path):
-        reading, writing = os.pipe()
-        os.close(reading)
-        pipe = open(writing, "w")  # noqa: SIM115
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", pipe)
-            with pytest.raises(SystemExit) as ended:
-                main(arguments)
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
-        assert ended.value.code == 1
+        assert status_unread(arguments, monkeypatch) == 1
         assert capsys.readouterr().err == ""
 
 
@@ -143,16 +148,7 @@ def test_the_answer_of_a_command_is_its_status_even_if_nobody_reads_it(
     monkeypatch.setattr(views, "leave", sys.exit)
     for examine, status, words in ((lambda environ: [], 0, ""), (fail, 2, "planted")):
         monkeypatch.setattr(machine_checks, "examine", examine)
-        reading, writing = os.pipe()
-        os.close(reading)
-        pipe = open(writing, "w")  # noqa: SIM115
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", pipe)
-            with pytest.raises(SystemExit) as ended:
-                main(["doctor", *more])
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
-        assert ended.value.code == status
+        assert status_unread(["doctor", *more], monkeypatch) == status
         assert words in capsys.readouterr().err
 
 
