@@ -7,11 +7,11 @@ Only values are read, and a model is changed only if all of them fit.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import save as to_safetensors
@@ -285,6 +285,16 @@ def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
+def _save_as_torch(state: Mapping[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:  # what torch makes of an OSError of the file
+        at: BaseException | None = error
+        while at is not None and not isinstance(at, OSError):
+            at = at.__context__
+        raise at or error from None
+
+
 def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the model's weights; a reader finds the old file or the whole new one.
 
@@ -307,9 +317,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as file:
             if is_torchs:
-                # From an OSError of the file, torch makes a RuntimeError.
-                torch.save(_state_dict(model), whole := io.BytesIO())
-                file.write(whole.getbuffer())
+                _save_as_torch(_state_dict(model), file)
             else:
                 file.write(to_safetensors(plain_weights(model)))
     except OSError as error:
