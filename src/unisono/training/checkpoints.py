@@ -148,11 +148,13 @@ class Checkpoints:
         identity: Mapping[str, Any],
         at_most: Mapping[str, int],
         loop: str,
+        number: int,
         fits: Callable[[CheckpointData], None],
     ) -> FoundCheckpoint | None:
         """Return the checkpoint from which the next loop continues; called by the leader.
 
-        `fits` raises if the model differs, before anything else is compared.
+        `loop` describes that loop, the program's `number`-th. `fits` raises if the model differs,
+        before anything else is compared.
         """
         self.open()
         self._await_claim()
@@ -177,7 +179,8 @@ class Checkpoints:
             return None
         position = Position(**snapshot.facts["position"])
         end = self._run_directory.end_of(loop, position.step)
-        if end is not None or totals.are_passed(position):
+        was_left = totals.were_left(snapshot.facts["last"], number)
+        if end is not None or was_left or totals.are_passed(position):
             compare(snapshot.facts["identity"], of_every_loop(identity))
             if self._ahead is None:
                 self._say(

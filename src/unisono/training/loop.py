@@ -340,6 +340,8 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
                 raise
     finally:
         run.engine = run.frame = None
+        if boundary is not None and not plan.totals.are_reached(kept.position):
+            plan.totals.note_left(kept.last, run.num_loops)
         end = json.dumps(
             {
                 "position": asdict(kept.position),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from unisono.programs.forked import ForkedCopy
 from unisono.runtime.device import Device
 from unisono.runtime.notices import say
 from unisono.runtime.whole import check_whole
+
+_LEFT = "loops left"  # in ``run.last``: by totals, from which loop to which
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,22 @@ class Totals:
         return (self.steps is not None and position.step > self.steps) or (
             self.epochs is not None and (position.epoch, position.batch) > (self.epochs, 0)
         )
+
+    def note_left(self, last: dict[str, Any], loop: int) -> None:
+        """Record in ``run.last`` that loop number `loop` has ended before these totals.
+
+        A checkpoint of a later loop then shows that this one was over, even if what it ended with
+        was not saved, or is no longer kept.
+        """
+        ranges = last.setdefault(_LEFT, {}).setdefault(repr(self), [])
+        if ranges and ranges[-1][1] == loop - 1:
+            ranges[-1][1] = loop
+        else:
+            ranges.append([loop, loop])
+
+    def were_left(self, last: Mapping[str, Any], loop: int) -> bool:
+        """Return whether :meth:`note_left` was called for this loop."""
+        return any(a <= loop <= z for a, z in last.get(_LEFT, {}).get(repr(self), ()))
 
     def end_step(self, plan: SamplePlan, position: Position) -> int:
         """Return the number of steps that a run will have done; the current one if it is over.

@@ -158,6 +158,7 @@ def _find(
             here,
             bytes_at_most(kept.model),
             run.loop,
+            run.num_loops,
             functools.partial(check_fits, model=kept.model, optimizer=kept.optimizer),
         )
     except OSError as error:
