@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unisono.runtime.notices import add_note, text_of
@@ -23,25 +23,37 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 def failure(error: Exception, rank: int) -> bytes:
     """Return a description of this worker's exception, for the others."""
-    kind = type(error)
-    told = {"module": kind.__module__, "name": kind.__qualname__, "text": text_of(error)}
+    told: dict[str, Any] = _described(error)
+    if error.__cause__ is not None:
+        told["cause"] = _described(error.__cause__)
     if not _is_refusal(error):
         trace = "".join(traceback.format_exception(error))
         told["note"] = f"On rank {rank} that was:\n{trace}"
     return json.dumps(told).encode()
 
 
-def raised(told: bytes) -> Exception:
+def raised(told: bytes | str) -> Exception:
     """Return an exception like the one that another worker has described."""
     said = json.loads(told)
-    kind = getattr(sys.modules.get(said["module"]), said["name"], None)
-    error: Exception = RuntimeError(f"{said['name']}: {said['text']}")
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(Exception):
-            error = kind(said["text"])
+    error = _created(said)
+    if "cause" in said:
+        error.__cause__ = _created(said["cause"])
     if "note" in said:
         add_note(error, said["note"])
     return error
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    kind = type(error)
+    return {"module": kind.__module__, "name": kind.__qualname__, "text": text_of(error)}
+
+
+def _created(said: Mapping[str, str]) -> Exception:
+    kind = getattr(sys.modules.get(said["module"]), said["name"], None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with contextlib.suppress(Exception):
+            return kind(said["text"])
+    return RuntimeError(f"{said['name']}: {said['text']}")
 
 
 def share_outcome(

@@ -66,6 +66,7 @@ from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
+from unisono.training.failures import raised
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.growth import report_loop
 from unisono.training.loop_plan import LoopPlan
@@ -112,7 +113,7 @@ def begin_loop(
     every = None if run.checkpoints is None else run.checkpoints.every
     if plan.samples.is_endless and every is not None and every.epochs is not None:
         raise no_epochs("checkpoint")
-    run.loss, run.functions, run.frame = loss, functions, frame
+    run.loss, run.functions, run.frame, run.left_by = loss, functions, frame, ""
     if observer is not None:
         run.observer = observer
     _watch_program(run, plan, [] if frame is None else [frame])
@@ -207,6 +208,8 @@ def steps_of(
     entry = run.replicated_calls.enter_loop()
     if isinstance(entry, Passed):
         run.kept.apply_ended(entry, run.team)
+        if left_by := json.loads(entry.payload)["left by"]:
+            raise raised(left_by)
         return
     run.has_joined = entry is not None and entry.loop is not None
     with (
@@ -346,6 +349,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             {
                 "position": asdict(kept.position),
                 "last": kept.last,
+                "left by": run.left_by,
                 "snapshot": 0 if run.memory is None else run.memory.snapshots.number,
             }
         ).encode()
