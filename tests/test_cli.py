@@ -52,6 +52,17 @@ def test_wrong_input_gets_one_sentence_and_status_2(arguments: list[str], words:
     assert result.output.count("\n") == 1
 
 
+def test_a_folder_that_has_been_removed_gets_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    result = CliRunner().invoke(main, ["run", __file__])
+    assert result.exit_code == 2
+    assert result.output.startswith("unisono: a program must be started in a folder that exists")
+
+
 def test_checkpoints_that_cannot_be_listed_are_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "checkpoints").touch()

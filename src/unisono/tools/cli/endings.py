@@ -152,6 +152,13 @@ def takes_script(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
     @wraps(command)
     def checked(is_module: bool, script: str, **options: Any) -> None:
+        try:
+            os.getcwd()  # the program's folder, without which torch cannot be loaded
+        except FileNotFoundError:
+            raise Refusal(
+                "a program must be started in a folder that exists, but the current one has been "
+                "removed: enter another one."
+            ) from None
         if not (is_module and script):
             _check_script(script)
         command(kind=MODULE if is_module else SCRIPT, script=script, **options)
