@@ -31,8 +31,8 @@ from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, scalars_text
 from unisono.training.epoch_history import epoch_loss, note_step, rows
-from unisono.training.first_steps import LabelCounts
 from unisono.training.failures import failure
+from unisono.training.first_steps import LabelCounts
 from unisono.training.fit_totals import FitTotals
 from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
