@@ -26,6 +26,7 @@ from unisono.runtime.timeouts import MEETING, NOTICE
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import NoRecovery
 from unisono.training.callbacks.callback import Callback
+from unisono.training.first_loss import FIRST_LOSS
 from unisono.training.identity import SAMPLES, check_switches, identity
 from unisono.training.run_context import RunContext
 
@@ -63,7 +64,7 @@ class Boundary:
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         if run.checkpoints is not None and run.seen is not None:
-            self._identity[SAMPLES] = run.seen[1]
+            self._identity |= {SAMPLES: run.seen[1], FIRST_LOSS: run.first_loss}
         self.last_means: Mapping[str, float] = {}  # of the last step done here
         self._planned = 0  # tasks as a number: 0 in most steps
         self._next_at_s = 0.0

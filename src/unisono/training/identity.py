@@ -53,7 +53,7 @@ _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 FINGERPRINT = "fingerprint"
 SAMPLES = "samples"  # contents of a few samples, by name; a new hash needs a new name
 # If one of these differs, a different fingerprint is expected.
-_IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32", "arithmetic")
+IMPLY_FINGERPRINT = ("processor", "torch", "threads", "tf32", "arithmetic")
 
 
 def identity(
@@ -147,7 +147,7 @@ def compare(
         if name == SAMPLES:
             continue  # see `other_data`
         if name == FINGERPRINT:
-            is_news = value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT)
+            is_news = value and old[name] and not set(differ) & set(IMPLY_FINGERPRINT)
             told = [_OTHER_FINGERPRINT.format(new["processor"], old[name], value)] * bool(is_news)
         else:
             told = [f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now"]

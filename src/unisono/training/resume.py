@@ -24,8 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.nn.parameter import is_lazy
-
 from unisono.engine.exchange.choice import chosen
 from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.optimizers import is_elementwise
@@ -38,6 +36,12 @@ from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
 from unisono.training.failures import share_outcome
+from unisono.training.first_loss import (
+    FIRST_LOSS,
+    first_loss_computed,
+    first_weights,
+    other_program,
+)
 from unisono.training.identity import LENGTH, SAMPLES, identity, known_length, other_data
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.options import OF_PROGRAM
@@ -73,6 +77,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         run.team.world.rank,
     )
     checkpoints.use_directory(answer["directory"])
+    run.first_loss = answer[FIRST_LOSS]
     checkpoints.misses_end |= answer.get("is_later", False)
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
@@ -120,9 +125,7 @@ def _check_data(run: RunContext, there: Mapping[str, Any], here: Mapping[str, An
 
 def _told(run: RunContext) -> str:
     """Hash what a run begins with: options, and the first weights of each parameter."""
-    named = run.kept.model.named_parameters()
-    few = {name: each.detach().reshape(-1)[:_FEW] for name, each in named if not is_lazy(each)}
-    groups = run.kept.optimizer.param_groups
+    few, groups = first_weights(run.kept.model), run.kept.optimizer.param_groups
     return hashed([few, [{**group, "params": len(group["params"])} for group in groups]])
 
 
@@ -152,24 +155,33 @@ def _find(
     if run.shards is None:
         del here["shards"]  # those of the checkpoint are used
     try:
-        found = checkpoints.find(
-            plan.samples,
-            plan.totals,
-            here,
-            bytes_at_most(kept.model),
-            run.loop,
-            run.num_loops,
-            functools.partial(check_fits, model=kept.model, optimizer=kept.optimizer),
-        )
+        with first_loss_computed(run, plan) as first_loss:
+            found = checkpoints.find(
+                plan.samples,
+                plan.totals,
+                here,
+                bytes_at_most(kept.model),
+                run.loop,
+                run.num_loops,
+                functools.partial(check_fits, model=kept.model, optimizer=kept.optimizer),
+            )
+            run.first_loss = run.first_loss or first_loss()
     except OSError as error:
         raise CheckpointError(
             f"`directory` must be a folder that can be read and written, or created, but "
             f"“{error}”: pass another one, or check its permissions."
         ) from None
-    answer: dict[str, Any] = {"directory": str(checkpoints.directory)}
+    answer: dict[str, Any] = {
+        "directory": str(checkpoints.directory),
+        FIRST_LOSS: run.first_loss,
+    }
     if found is None:
         return answer, None
     facts = found.snapshot.facts
+    if not found.is_ahead and (
+        line := other_program(facts["identity"], here | {FIRST_LOSS: run.first_loss})
+    ):
+        run.say(line)
     if not run.is_ahead:  # otherwise all was reported
         for line in kept.recorded.describe_changes(facts["given"]):
             run.say(line)
@@ -221,7 +233,6 @@ _FROM_LATER_WEIGHTS = (
     "steps, with a dataset."
 )
 _PURPOSE = "run directory"
-_FEW = 64  # weights of a parameter
 
 
 def settle_directory(run: RunContext) -> None:

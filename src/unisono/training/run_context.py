@@ -78,6 +78,7 @@ class RunContext:
     engine: StepEngine | None = None  # computes the steps of the current loop
     memory: RunMemory | None = None  # of the newest loop
     seen: tuple[int, dict[str, str]] | None = None  # loop number, dataset fingerprint
+    first_loss: str = ""  # see `first_loss.py`
     plan: SamplePlan | None = None  # the samples of the current epoch
     has_resumed: bool = False  # a checkpoint was loaded, or there is none
     has_joined: bool = False  # see `unisono.Run`
