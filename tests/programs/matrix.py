@@ -33,6 +33,7 @@ from tests.warm import processes
 CATALOGUE = Path(__file__).parent / "catalogue"
 COLD = ("alone", "two", "stop12")  # as torch is loaded in each start
 NO_LIMIT_S = 60.0  # of a processor
+_OF_ZERO = re.compile("leave `zero` out of UNISONO_EXCHANGE")
 _HEAD = re.compile(r"^# %% (?P<name>\w+): (?P<expected>[A-Z|]+)(?P<options>.*)$", re.MULTILINE)
 _SAYS = re.compile(r"^# says: (.*)$", re.MULTILINE)
 _PROMISES = re.compile(r"^# promises: (.*)$", re.MULTILINE)
@@ -116,7 +117,8 @@ class Result:
         MIXED: here one, there another. SLOW: one result, too late. LATE: refused too late.
         TROUBLE: a trial proves nothing.
         """
-        all_of_them = list(self.outcomes.values())
+        counted = self._counted
+        all_of_them = list(counted.values())
         digests = {one.digest for one in all_of_them if one.digest}
         refusals = {self._refusal(one) for one in all_of_them if one.refusal}
         if any("|" in one for one in digests) or len(digests) > 1:
@@ -127,15 +129,20 @@ class Result:
             return "TROUBLE"
         if "early" in self.program.options and any(one.step > 2 for one in all_of_them):
             return "LATE"
-        if self._is_refused_alone_where([bool(WAYS[way].loaders) for way in self.outcomes]):
+        if self._is_refused_alone_where([bool(WAYS[way].loaders) for way in counted]):
             return "LOADERS"
-        if self._is_refused_alone_where([WAYS[way].has_several for way in self.outcomes]):
+        if self._is_refused_alone_where([WAYS[way].has_several for way in counted]):
             return "WORKERS"
         if len(digests) + len(refusals) > 1:
             return "MIXED"
         if refusals:
             return "REFUSED"
         return "SLOW" if self.cpu_s > self.program.cpu_s else "SAME"
+
+    @property
+    def _counted(self) -> dict[str, Outcome]:
+        """Leave out a refusal that is of `zero` alone, where workers lack the optimizer's state."""
+        return {way: one for way, one in self.outcomes.items() if not _OF_ZERO.search(one.words)}
 
     @property
     def cpu_s(self) -> float:
@@ -149,7 +156,7 @@ class Result:
 
     def _is_refused_alone_where(self, is_there: list[bool]) -> bool:
         found: dict[bool, set[str]] = {True: set(), False: set()}
-        for here, one in zip(is_there, self.outcomes.values(), strict=True):
+        for here, one in zip(is_there, self._counted.values(), strict=True):
             found[here].add(self._refusal(one))
         return found[False] == {""} and len(found[True]) == 1 and "" not in found[True]
 
@@ -157,7 +164,7 @@ class Result:
     def is_expected(self) -> bool:
         # What is told where bits differ may as well have the same ones.
         expected = self.program.expected.split("|")
-        refusals = [one.words for one in self.outcomes.values() if one.refusal]
+        refusals = [one.words for one in self._counted.values() if one.refusal]
         if not all(re.search(self.program.says, one) for one in refusals):
             return False
         return self.verdict in expected or (self.verdict == "SAME" and "TOLD" in expected)

@@ -1,6 +1,6 @@
 # promises: one-result.6
 
-# %% momentum_by_rank: WORKERS|MIXED everywhere
+# %% momentum_by_rank: WORKERS everywhere
 # says: `exp_avg/0
 def by_rank(_, optimizer):
     for state in optimizer.state.values():
