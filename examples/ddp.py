@@ -25,7 +25,8 @@ BATCH_SIZE, EPOCHS = 48, 5  # of all ranks together
 def loaders(world_size):
     """Read BATCH_SIZE samples a step for training, and each sample once for validation."""
     train_set, test_set = digits(), digits(train=False)
-    sampler = DistributedSampler(train_set, seed=0)
+    assert BATCH_SIZE % world_size == 0, f"{world_size} ranks cannot share {BATCH_SIZE} samples"
+    sampler = DistributedSampler(train_set, seed=0, drop_last=True)  # or padding counts some twice
     train = DataLoader(train_set, BATCH_SIZE // world_size, sampler=sampler, drop_last=True)
     each_once = DistributedSampler(test_set, shuffle=False, exact=True)  # ← no padding
     return train, DataLoader(test_set, 256, sampler=each_once)

@@ -99,7 +99,7 @@ def test_the_ddp_recipe_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -
     """Up to rounding, since each rank takes the mean of its own part of a batch."""
     file = written("ddp", tmp_path)
     found = []
-    for workers in (1, 2, 3):
+    for workers in (1, 2, 3, 4):  # 4 do not divide the samples
         folder = tmp_path / str(workers)
         output = run("-m", "unisono", "run", "-n", workers, file, folder=folder)
         assert sorted(torch.load(folder / "model.pt")) == [
@@ -112,7 +112,7 @@ def test_the_ddp_recipe_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -
         found.append([float(value) for pair in said for value in pair])
     assert len(found[0]) == 10
     assert found[0][-1] > 0.9
-    assert found[1:] == [pytest.approx(found[0], abs=3e-3)] * 2
+    assert found[1:] == [pytest.approx(found[0], abs=3e-3)] * 3
 
 
 def test_each_recipe_is_tested_and_short() -> None:
