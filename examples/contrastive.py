@@ -30,14 +30,12 @@ def embed(model, batch):
 
 
 def contrast(model, features):
-    """Find each image's other view among those of the whole global batch."""
-    first, second = features
-    logits = first @ second.T / TEMPERATURE
-    own = torch.arange(len(logits), device=logits.device)
-    return {
-        "loss": (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2,
-        "found": (logits.argmax(1) == own).float().mean(),
-    }
+    """Find each view's other one among all views of the whole global batch (NT-Xent)."""
+    views = torch.cat(features)
+    logits = (views @ views.T / TEMPERATURE).fill_diagonal_(-torch.inf)  # never itself
+    other = torch.arange(len(views), device=views.device).roll(len(views) // 2)
+    found = (logits.argmax(1) == other).float().mean()
+    return {"loss": F.cross_entropy(logits, other), "found": found}
 
 
 def features(model, batch):

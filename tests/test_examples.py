@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -113,6 +114,18 @@ def test_the_ddp_recipe_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -
     assert len(found[0]) == 10
     assert found[0][-1] > 0.9
     assert found[1:] == [pytest.approx(found[0], abs=3e-3)] * 3
+
+
+def test_the_contrastive_recipe_has_the_loss_of_simclr() -> None:
+    """Algorithm 1 of Chen et al. (2020), in its loops."""
+    path, _ = recipes()["contrastive"]
+    recipe = runpy.run_path(str(path))
+    first, second = (torch.nn.functional.normalize(torch.randn(5, 4), dim=1) for _ in range(2))
+    views = torch.stack([first, second], 1).flatten(0, 1)
+    like = (views @ views.T / recipe["TEMPERATURE"]).exp()
+    each = [like[i].sum() - like[i, i] for i in range(10)]
+    expected = sum(-(like[i, i ^ 1] / each[i]).log() for i in range(10)) / 10
+    torch.testing.assert_close(recipe["contrast"](None, (first, second))["loss"], expected)
 
 
 def test_each_recipe_is_tested_and_short() -> None:
