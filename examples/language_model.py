@@ -53,8 +53,8 @@ def write(model, text, num_bytes):
 
 
 def main():
-    text = Path(sys.argv[1]).read_text() if sys.argv[1:] else "".join(topics.topics.values())
-    data = torch.tensor(list(text.encode()))
+    documentation = "".join(topics.topics.values()).encode()
+    data = torch.tensor(list(Path(sys.argv[1]).read_bytes() if sys.argv[1:] else documentation))
     train, test = data[: len(data) * 9 // 10], data[len(data) * 9 // 10 :]
     torch.manual_seed(0)
     model = GPT()

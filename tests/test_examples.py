@@ -116,6 +116,14 @@ def test_the_ddp_recipe_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -
     assert found[1:] == [pytest.approx(found[0], abs=3e-3)] * 3
 
 
+@pytest.mark.slow
+def test_the_language_model_recipe_reads_a_text_of_any_encoding(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes("na\xefve\r\n".encode("latin-1") * 100)
+    output = run(written("language_model", tmp_path), text, folder=tmp_path / "alone")
+    assert "6 steps" in output
+
+
 def test_the_contrastive_recipe_has_the_loss_of_simclr() -> None:
     """Algorithm 1 of Chen et al. (2020), in its loops."""
     path, _ = recipes()["contrastive"]
