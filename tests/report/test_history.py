@@ -35,14 +35,14 @@ def test_speed_is_samples_over_seconds_not_a_mean_of_speeds():
     assert history.samples_per_second.values[0].mean == pytest.approx(64 / 0.04)
 
 
-def test_the_best_value_is_the_least_loss_or_the_greatest_else():
+def test_the_best_value_is_the_least_loss_and_of_others_the_last_one_counts():
     history = history_of(
         *(
             {"event": "evaluation", "step": i, "means": {"loss": value, "x": value}}
             for i, value in enumerate([3, 1, "nan", 4, "inf"])
         )
     )
-    assert history.best == {"loss": (1, 1.0), "x": (3, 4.0)}
+    assert history.best == {"loss": (1, 1.0), "x": (4, math.inf)}
 
 
 @pytest.mark.parametrize(

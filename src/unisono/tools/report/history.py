@@ -250,7 +250,7 @@ class History:
             self.validation[name].add(event.step, value)
             found = self.best.get(name)
             is_better = found is None or is_at_least_as_good(name, value, found[1])
-            if math.isfinite(value) and is_better:
+            if is_better and (math.isfinite(value) or word_of_best(name) == "Last"):
                 self.best[name] = event.step, value
 
 
