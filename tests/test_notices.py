@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from unisono.runtime.notices import amount, duration, plural, say, shown, size
+from unisono.runtime.notices import amount, decimal, duration, plural, say, shown, size
 
 
 class Stream(io.StringIO):
@@ -131,6 +131,22 @@ def test_a_time_is_said_as_one_would(seconds, shown):
 )
 def test_a_value_has_few_digits(number, shown):
     assert amount(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (0.0, "0.0000"),
+        (0.31494, "0.3149"),
+        (-2.5, "-2.5000"),
+        (1.9547e-08, "1.955e-08"),
+        (-1.5e30, "-1.5e+30"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_a_mean_shows_digits_of_every_size(number, shown):
+    assert decimal(number) == shown
 
 
 @pytest.mark.parametrize(

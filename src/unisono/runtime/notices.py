@@ -105,6 +105,11 @@ def amount(number: float | None) -> str:
     return count(number) if 1e4 <= abs(number) < 1e12 else f"{number:.4g}"
 
 
+def decimal(number: float) -> str:
+    """Format a mean with four decimals, or four digits if it is too small or large for those."""
+    return f"{number:.4f}" if number == 0 or 1e-3 <= abs(number) < 1e9 else f"{number:.4g}"
+
+
 def percent(share: float) -> str:
     """Format a share as a percentage."""
     return f"{share * 100:.0f} %"

@@ -11,6 +11,7 @@ from typing import Any
 
 from unisono.engine.state.run_state import Position
 from unisono.engine.step.records import StepMeans, mean_of
+from unisono.runtime.notices import decimal
 
 _ROWS, _SUMS, _FOUND = "history", "epoch_sums", "epoch_validation"
 _SAMPLES = "samples_trained"
@@ -43,7 +44,7 @@ def note_step(
 def epoch_loss(last: Mapping[str, Any], position: Position) -> str:
     """Return the mean training loss of the epoch that ends here; empty within an epoch."""
     here = [row for row in last.get(_ROWS, [])[-1:] if row["step"] == position.step]
-    return f"; training loss {here[0]['loss']:.4f}" if here else ""
+    return f"; training loss {decimal(here[0]['loss'])}" if here else ""
 
 
 def samples_trained(last: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from unisono.runtime.notices import duration
+from unisono.runtime.notices import decimal, duration
 
 # Set in the environment of workers whose launcher draws their progress.
 PROGRESS_VARIABLE = "UNISONO_PROGRESS"
@@ -121,7 +121,7 @@ class DisplayState:
     @property
     def epoch_and_loss(self) -> tuple[str, str]:
         """Epoch and loss of the newest step, as text."""
-        return f"epoch {(self.epoch or 0) + 1}", f"loss {self.loss:.4f}"
+        return f"epoch {(self.epoch or 0) + 1}", f"loss {decimal(self.loss)}"
 
     def __str__(self) -> str:
         return self.line(_BAR_WIDTH)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from unisono.runtime.habits import habits_met
+from unisono.runtime.notices import decimal
 from unisono.runtime.whole import check_whole
 from unisono.training.callbacks.best_validation import ValidationJudge, monitored
 from unisono.training.callbacks.callback import Fit
@@ -61,7 +62,7 @@ class EarlyStopping(ValidationJudge):
         self.waited += 1
         if self.waited >= self._patience:
             validations = f"{self.waited} validation{'s' * (self.waited > 1)}"
-            best, (_, better, least) = f"{self.best:.4f}", self._rule
+            best, (_, better, least) = decimal(self.best or 0.0), self._rule
             seen = f"{self.monitor} was {best} at best, {validations} ago"
             if least:
                 seen = f"{self.monitor} was {best}, and in {validations} not {least} {better}"

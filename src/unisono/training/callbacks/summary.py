@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.runtime.notices import plural
+from unisono.runtime.notices import decimal, plural
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -66,6 +66,6 @@ def scalars_text(means: Mapping[str, Any]) -> str:
     """Return scalars as text, ``loss 0.1234, correct 987``; lists would fill the screen."""
     scalars = {name: value for name, value in means.items() if not isinstance(value, (list, dict))}
     return ", ".join(
-        f"{name} {value if isinstance(value, int) else format(value, '.4f')}"
+        f"{name} {value if isinstance(value, int) else decimal(value)}"
         for name, value in scalars.items()
     )
