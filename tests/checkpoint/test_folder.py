@@ -17,7 +17,7 @@ from torch import nn
 
 from unisono.engine.state.contents import digest_of
 from unisono.errors import CheckpointError
-from unisono.runtime.checkpoint import folder
+from unisono.runtime.checkpoint import folder, run_directory
 from unisono.runtime.checkpoint.folder import (
     COMMIT,
     FILES,
@@ -277,6 +277,26 @@ def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
     assert sorted(os.listdir(store.folder)) == ["aside-1-step-000000000005", *names]
     assert store.set_aside(4) == ["step-000000000005"]
     assert "aside-2-step-000000000005" in os.listdir(store.folder)
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_called_damaged(tmp_path, monkeypatch):
+    store = RunDirectory(tmp_path, keep=1)
+    store.write(1, CONTENTS)
+
+    def stopped(path, **_):  # in the midst of a removal
+        (path / COMMIT).unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", stopped)
+        store.write(2, CONTENTS)
+    assert [entry.step for entry in store.entries()] == [2]
+
+    def removed(path):
+        shutil.rmtree(path)
+        return check_folder(path)
+
+    monkeypatch.setattr(run_directory, "check_folder", removed)
+    assert store.entries() == []
 
 
 def test_without_a_folder_there_are_no_checkpoints(tmp_path):

@@ -78,7 +78,8 @@ class RunDirectory:
             try:
                 entries.append(CheckpointEntry(path, step, sum(check_folder(path).values()), ""))
             except CheckpointError as error:
-                entries.append(CheckpointEntry(path, step, 0, str(error)))
+                if path.exists():  # a run under way removes old ones
+                    entries.append(CheckpointEntry(path, step, 0, str(error)))
         return entries
 
     def has(self, step: int) -> bool:
@@ -97,8 +98,15 @@ class RunDirectory:
         path = self.path_of(step)
         write_folder(path, files)
         for old in outdated(self.ends(), self._keep, ends_at_most(path)):
-            shutil.rmtree(self.path_of(old), ignore_errors=True)
+            self._remove(old)
         return path
+
+    def _remove(self, step: int) -> None:
+        """Remove a checkpoint, which is whole until it is gone."""
+        unfinished = self.folder / f".{name_of(step)}.part"
+        with suppress(OSError):
+            self.path_of(step).rename(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
     def ends(self) -> dict[int, str]:
         """Return, by step, which loop ended with each checkpoint; empty strings for none."""
