@@ -322,3 +322,9 @@ def test_what_holds_of_all_charts_is_said_once(small_library, tmp_path):
     assert len(figures) > 1
     assert not any("the first is seen beneath" in figure for figure in figures)
     assert page.read_text().count("Where curves are equal") == 1
+
+
+def test_a_checkpoint_that_was_asked_for_is_not_said_to_be_written(small_library):
+    """The event file does not know: a full disk is told on the terminal."""
+    page = report(history_of(step(0, 1.0), event("checkpoint", 1, 1.0), event("end", 1, 2.0)))
+    assert "No trouble is recorded. 1 checkpoint begun, the last after step 1: " in page

@@ -119,12 +119,13 @@ def why_not_faster(history: History) -> list[str]:
 def _counts(history: History) -> Iterator[str]:
     progress = history.progress
     if not history.marks:
-        yield "Nothing went wrong." if progress.ended else "Nothing went wrong so far."
+        yield "No trouble is recorded." if progress.ended else "No trouble is recorded so far."
     if progress.checkpoint is None:
-        yield "No checkpoint was written."
+        yield "No checkpoint was begun."
     else:
-        kept = plural(progress.num_checkpoints, "checkpoint")
-        yield f"{kept}, the last after step {count(progress.checkpoint.step)}."
+        begun = plural(progress.num_checkpoints, "checkpoint")
+        last = count(progress.checkpoint.step)
+        yield f"{begun} begun, the last after step {last}: `unisono checkpoints` lists whole ones."
     if history.num_unreadable:
         yield f"{plural(history.num_unreadable, 'line')} of the event file could not be read."
 
