@@ -59,6 +59,16 @@ def test_the_first_difference_is_named(changes, check, words):
     assert words in evidence
 
 
+@pytest.mark.parametrize(("ended", "is_found"), [(1, True), (2, False)])
+def test_a_run_that_ends_earlier_than_on_one_worker_is_found(ended, is_found):
+    longer = run(1) | {(2, "parameters", 0): {"w": "w 2"}}
+    runs = {1: longer, 2: run(2)}
+    runs[3 - ended][0, "end", 0] = {}
+    found = {finding.check: finding for finding in check_exact(runs)}
+    assert (found["samples-lost"].verdict == "wrong") == is_found
+    assert not is_found or found["samples-lost"].evidence == "2 ranks took 2 steps, and one rank 3."
+
+
 def test_runs_without_a_common_step_say_nothing():
     assert first({1: run(1), 2: {}})[1] == "unknown"
 

@@ -70,6 +70,24 @@ def test_of_steps_with_the_same_parameters_it_begins_with_the_one_that_fits():
     assert compare(bits(0, 8) | still, bits(0, 8) | still, 4) == Resumption(4, 0, {}, 8)
 
 
+END = {(0, "end", rank): {} for rank in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "resumed", "is_found"),
+    [
+        (bits(0, 8) | END, bits(3, 8) | END, False),
+        (bits(0, 8) | END, bits(3, 9), True),  # trains all epochs again
+        (bits(0, 8) | END, bits(3, 7) | END, True),
+        (bits(0, 8), bits(3, 7) | END, True),
+        (bits(0, 8), bits(3, 9) | END, False),  # the undisturbed run was stopped after 8 steps
+        (bits(0, 8), bits(3, 11), False),
+    ],
+)
+def test_a_resumed_run_ends_where_the_undisturbed_one_does(undisturbed, resumed, is_found):
+    assert ("resume-samples" in compare(undisturbed, resumed, 4).differences) == is_found
+
+
 EQUAL = Resumption(4, 2, {}, 6)
 DIFFERENT = Resumption(4, 2, {"resume-optimizer": "step 2, rank 0: `m` has other bits"}, 6)
 

@@ -1,7 +1,8 @@
 import pytest
 from tests.verify.made import ALONE, ran
 
-from unisono.tools.verify.sample_checks import check_samples
+from unisono.tools.verify.findings import ok, unknown
+from unisono.tools.verify.sample_checks import check_samples, with_numbers_of_steps
 from unisono.tools.verify.trace import (
     Collective,
     EvaluationPass,
@@ -190,3 +191,23 @@ def test_a_stream_that_never_repeats_is_not_judged():
     steps = [step(n, (), (f"row {n}",)) for n in range(9)]
     ranks = [ran(*steps[:4], how="stopped"), ran(*steps[4:], how="stopped")]
     assert verdicts(ranks, ran(*steps, how="stopped"))["samples-lost"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_alone", "how", "is_found"),
+    [
+        (1, 1, ("ended", "ended"), False),
+        (1, 2, ("ended", "stopped"), True),
+        (1, 2, ("stopped", "ended"), False),  # ranks were stopped earlier
+        (2, 1, ("stopped", "ended"), True),
+        (2, 1, ("ended", "stopped"), False),
+    ],
+)
+def test_runs_that_take_other_numbers_of_steps(num_ranks, num_alone, how, is_found):
+    steps = [step(number) for number in range(2)]
+    ranks = [ran(*steps[:num_ranks], rank=rank, how=how[0]) for rank in range(2)]
+    seen = TwoRuns(ranks, ran(*steps[:num_alone], how=how[1]))
+    found, other = with_numbers_of_steps([ok("samples-lost", ""), ok("split-differs", "")], seen)
+    assert (found.verdict == "wrong", other.verdict) == (is_found, "ok")
+    open_ones = [ok("samples-lost", ""), unknown("split-differs", "")]
+    assert with_numbers_of_steps(open_ones, seen) == open_ones

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.tools.verify.digests import Array, distance, joined
-from unisono.tools.verify.findings import CAUSES_FIRST, Finding, around_mistake, ok, unknown, wrong
+from unisono.tools.verify.findings import (
+    CAUSES_FIRST,
+    Finding,
+    around_mistake,
+    ok,
+    other_end,
+    unknown,
+    wrong,
+)
 from unisono.tools.verify.trace import Bits, ModelState, OptimizerStep, RankTrace, TwoRuns
 
 Digests = Mapping[str, str]
@@ -59,9 +67,13 @@ _WRITTEN = (
 
 
 def bits_of(traces: Sequence[RankTrace]) -> BitsOfRun:
-    """Return what the ranks of a run recorded; each shard was computed by one of them."""
+    """Return what the ranks of a run recorded; each shard was computed by one of them.
+
+    ``"end"`` is a kind, too: of ranks that were not stopped.
+    """
     each = (bits for trace in traces for bits in trace.of(Bits))
-    return {(bits.step, bits.kind, bits.place): bits.digests for bits in each}
+    ends: BitsOfRun = {(0, "end", trace.rank): {} for trace in traces if trace.how == "ended"}
+    return {(bits.step, bits.kind, bits.place): bits.digests for bits in each} | ends
 
 
 def _differing(ours: Digests, theirs: Digests) -> str:
@@ -83,6 +95,10 @@ def check_exact(runs: Mapping[int, BitsOfRun], about_loss: str = "") -> list[Fin
         for num_workers, run in list(runs.items())[1:]:
             for found in _differences(base, run, step, num_workers):
                 return around_mistake(found, CAUSES_FIRST)
+    for num_workers, run in runs.items():
+        if _is_shorter(run, base) or _is_shorter(base, run):
+            found = other_end(num_workers, _length(run)[0], _length(base)[0])
+            return around_mistake(found, CAUSES_FIRST, were_well=True)
     num_shards = len({place for _, kind, place in base if kind == "gradients"})
     told = (
         f"Samples and gradients of {num_shards} shards, parameters and buffers have the same bits "
@@ -151,7 +167,23 @@ def _compare_from(
             if name := _differing(ours, theirs):
                 where = f"step {first + at}, {'shard' if kind == 'samples' else 'rank'} {place}"
                 differences.setdefault(check, f"{where}: `{name}` has other bits")
+    if _is_shorter(resumed, undisturbed, first) or _is_shorter(undisturbed, resumed, -first):
+        num_steps = first + _length(resumed)[0], _length(undisturbed)[0]
+        told = "it took {} steps in all, and the undisturbed run {}".format(*num_steps)
+        differences.setdefault("resume-samples", told)
     return Resumption(stopped_after, first, differences, len(compared))
+
+
+def _is_shorter(run: BitsOfRun, other: BitsOfRun, begun_at: int = 0) -> bool:
+    """Return whether a run has ended, unlike another one, which took more steps."""
+    num_steps, has_ended = _length(run)
+    return has_ended and begun_at + num_steps < _length(other)[0]
+
+
+def _length(run: BitsOfRun) -> tuple[int, bool]:
+    """Return how many steps a run took, and whether it ended then."""
+    kinds = {(at, kind) for at, kind, _ in run}
+    return sum(kind == "parameters" for _, kind in kinds), (0, "end") in kinds
 
 
 def check_resumptions(resumptions: Sequence[Resumption]) -> list[Finding]:

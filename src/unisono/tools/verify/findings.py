@@ -122,6 +122,13 @@ def wrong(check: str, evidence: str, remedy: str = "") -> Finding:
     return Finding(check, WRONG, evidence, remedy or CHECKS[check])
 
 
+def other_end(world_size: int, num_steps: int, num_alone: int) -> Finding:
+    """Return that ranks end after another number of steps than one rank."""
+    told = f"{world_size} ranks took {num_steps} steps, and one rank {num_alone}."
+    remedy = "Let the number of steps follow from the data and the epochs, not from that of ranks."
+    return wrong("samples-lost", told, remedy)
+
+
 def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
     """Return why a check could not be made."""
     return Finding(check, UNKNOWN, evidence, remedy)

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
-from unisono.tools.verify.findings import WRONG, Finding, in_order, ok, unknown, wrong
+from unisono.tools.verify.findings import (
+    OK,
+    WRONG,
+    Finding,
+    in_order,
+    ok,
+    other_end,
+    unknown,
+    wrong,
+)
 from unisono.tools.verify.trace import (
     Collective,
     EvaluationPass,
@@ -289,6 +298,16 @@ def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> lis
     found = next(_means_of_means(seen), None)
     if found is None or WRONG in [finding.verdict for finding in findings]:
         return list(findings)
+    return [found if finding.check == found.check else finding for finding in findings]
+
+
+def with_numbers_of_steps(findings: Sequence[Finding], seen: TwoRuns) -> list[Finding]:
+    """Replace the verdict on samples if nothing differs but the number of steps."""
+    ranks, alone = min(rank.num_steps for rank in seen.ranks), seen.one.num_steps
+    is_other = (seen.ended and ranks < alone) or (seen.one.how == "ended" and alone < ranks)
+    if not is_other or {finding.verdict for finding in findings} != {OK}:
+        return list(findings)
+    found = other_end(seen.world_size, ranks, alone)
     return [found if finding.check == found.check else finding for finding in findings]
 
 

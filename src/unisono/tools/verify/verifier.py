@@ -24,6 +24,7 @@ from unisono.tools.verify.sample_checks import (
     check_evaluations,
     check_samples,
     with_means_of_evaluations,
+    with_numbers_of_steps,
 )
 from unisono.tools.verify.trace import Iteration, LoaderFacts, OptimizerStep, RankTrace, TwoRuns
 from unisono.tools.verify.trials import Program, Trial, Trials, trials_of
@@ -137,7 +138,8 @@ def judge(traces: Sequence[RankTrace], one: RankTrace) -> tuple[Finding, ...]:
     *ranks, of_one = resolve([*traces, one])
     seen = TwoRuns(ranks, of_one)
     findings = [finding for check in _CHECKS for finding in check(seen)]
-    return in_order(with_means_of_evaluations(findings, seen))
+    findings = with_means_of_evaluations(findings, seen)
+    return in_order(with_numbers_of_steps(findings, seen))
 
 
 def _has_steps(trial: Trial) -> bool:
