@@ -53,19 +53,19 @@ def main():
     torch.manual_seed(0)
     q = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     target, memory = copy.deepcopy(q).requires_grad_(False), Memory()
+    memory.play(q, 0, random_share=1)
     models = {"q": q, "target": target, "memory": memory}
     run = unisono.Run(models, {"q": torch.optim.Adam(q.parameters(), lr=1e-3)}, shards=4)
     # Each step learns from 256 moves, which the shards draw from the memory.
     for step in run.steps(range(256), batch_size=256, steps=STEPS):
         with step:
             for rows in step.shards:
-                held = min(step.number * GAMES, SIZE) or 1
-                moves = memory.moves[torch.randint(held, (len(rows),))]
-                state, move, after, fell = moves.split((4, 1, 4, 1), 1)
+                chosen = torch.randint(min((step.number + 1) * GAMES, SIZE), (len(rows),))
+                state, move, after, fell = memory.moves[chosen].split((4, 1, 4, 1), 1)
                 wanted = (1 - fell) * (1 + 0.98 * target(after).amax(1, keepdim=True))
                 step.backward(F.smooth_l1_loss(q(state).gather(1, move.long()), wanted))
         if step.is_done:  # else a worker was lost in the update, and the step comes again
-            stand = memory.play(q, step.number, random_share=max(0.05, 1 - step.number / 500))
+            stand = memory.play(q, step.number + 1, random_share=max(0.05, 1 - step.number / 500))
             if step.number % 50 == 0:
                 target.load_state_dict(q.state_dict())
             if step.number % 250 == 249 and unisono.world().rank == 0:

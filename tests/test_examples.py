@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,24 @@ def test_the_contrastive_recipe_has_the_loss_of_simclr() -> None:
     each = [like[i].sum() - like[i, i] for i in range(10)]
     expected = sum(-(like[i, i ^ 1] / each[i]).log() for i in range(10)) / 10
     torch.testing.assert_close(recipe["contrast"](None, (first, second))["loss"], expected)
+
+
+def test_the_dqn_recipe_learns_from_moves_that_were_made() -> None:
+    path, _ = recipes()["dqn"]
+    main = runpy.run_path(str(path))["main"]
+    names, memories = main.__globals__, []
+
+    class Watched(names["Memory"]):
+        def __init__(self) -> None:
+            super().__init__()
+            memories.append(self)
+
+    def loss(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        assert memories[0].moves[: names["GAMES"]].any(1).all()
+        return torch.nn.functional.smooth_l1_loss(values, wanted)
+
+    names |= {"Memory": Watched, "STEPS": 2, "F": types.SimpleNamespace(smooth_l1_loss=loss)}
+    main()
 
 
 def test_each_recipe_is_tested_and_short() -> None:
