@@ -59,6 +59,7 @@ _OF_SHARDS = {
     ),
 }
 _OF_LOSSES = "mean-of-means"
+_OF_TRAINING = tuple(check for check in CAUSES_FIRST if not check.startswith("evaluation-"))
 _OF_WORKERS = {"buffers": "buffers-differ", "parameters": "parameters-differ"}
 _WRITTEN = (
     "Nothing but the optimizer may write to parameters, and nothing but the forward pass to "
@@ -90,21 +91,21 @@ def check_exact(runs: Mapping[int, BitsOfRun], about_loss: str = "") -> list[Fin
     of_runs = ({at for at, kind, _ in run if kind == "parameters"} for run in runs.values())
     steps = sorted(set.intersection(*of_runs))
     if not steps:
-        return [unknown(check, "The runs have no step in common.") for check in CAUSES_FIRST]
+        return [unknown(check, "The runs have no step in common.") for check in _OF_TRAINING]
     for step in steps:
         for num_workers, run in list(runs.items())[1:]:
             for found in _differences(base, run, step, num_workers):
-                return around_mistake(found, CAUSES_FIRST)
+                return around_mistake(found, _OF_TRAINING)
     for num_workers, run in runs.items():
         if _is_shorter(run, base) or _is_shorter(base, run):
             found = other_end(num_workers, _length(run)[0], _length(base)[0])
-            return around_mistake(found, CAUSES_FIRST, were_well=True)
+            return around_mistake(found, _OF_TRAINING, were_well=True)
     num_shards = len({place for _, kind, place in base if kind == "gradients"})
     told = (
         f"Samples and gradients of {num_shards} shards, parameters and buffers have the same bits "
         f"on {', '.join(map(str, runs))} workers in {len(steps)} steps."
     )
-    same = {check: ok(check, told) for check in CAUSES_FIRST}
+    same = {check: ok(check, told) for check in _OF_TRAINING}
     if about_loss:
         same[_OF_LOSSES] = ok(_OF_LOSSES, f"{told} But {about_loss}.")
     return list(same.values())
