@@ -24,7 +24,7 @@ def test_a_run_under_way_is_told():
     found = view(
         start_line(),
         step(198, 0.5),
-        step(199, 1.0),
+        step(199, 1.0, seconds=0.5),
         event("evaluation", 100, 0.7, means={"loss": 0.25, "accuracy": 0.91}),
         event("checkpoint", 100, 0.8),
         at_s=4.0,
@@ -48,6 +48,11 @@ def test_a_run_under_way_is_told():
     assert found.slowness == ""
 
 
+def test_a_clock_that_is_set_leaves_the_speed_alone():
+    found = view(start_line(), step(98, 0), step(99, 86_400, seconds=0.5), at_s=86_401)
+    assert found.position == ("epoch 1 of 3", "1 min 40 s to go")
+
+
 def test_standing_still_is_told_in_words():
     found = view(start_line(), step(0, 0.5), step(1, 1), at_s=13.2)
     assert found.condition is Condition.STILL
@@ -56,7 +61,8 @@ def test_standing_still_is_told_in_words():
 
 
 def test_a_run_that_repeats_steps_does_not_stand_still():
-    lines = [start_line(), step(98, 0), step(99, 1), event("went_back", 80, 1.5, from_step=100)]
+    steps = step(98, 0), step(99, 1, seconds=1.0)
+    lines = [start_line(), *steps, event("went_back", 80, 1.5, from_step=100)]
     assert view(*lines, at_s=25).condition is Condition.RUNNING
     assert view(*lines, at_s=30).condition is Condition.STILL
     assert view(*lines, step(100, 22), at_s=120).condition is Condition.STILL
@@ -66,7 +72,8 @@ def test_a_run_that_repeats_steps_does_not_stand_still():
     ("lines", "until_s", "words"),
     [
         ([], 3, "no step yet for "),
-        ([step(0, 0), step(1, 60), step(2, 120)], 420, "no step for "),  # steps take as long
+        # Steps take as long.
+        ([step(n, 60 * n, seconds=60.0) for n in range(3)], 420, "no step for "),
         ([step(98, 0), step(99, 1), event("evaluation", 100, 30.0, means={})], 33, "no step for "),
     ],
 )

@@ -62,7 +62,11 @@ class RunStatus:
         if not self.recent:
             return None
         first, last = self.recent[0], self.recent[-1]
-        seconds = last.time_unix_s - first.time_unix_s
+        # Their own times are those of a clock that is never set.
+        times = [step.seconds or math.nan for step in self.recent][1:]
+        seconds = sum(times) * (last.step - first.step) / max(1, len(times))
+        if math.isnan(seconds):
+            seconds = last.time_unix_s - first.time_unix_s
         if last.step > first.step and seconds > 0:
             return (last.step - first.step) / seconds
         return 1 / last.seconds if last.seconds else None
