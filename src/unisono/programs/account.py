@@ -165,6 +165,8 @@ def fill(there: Any, value: Any) -> None:
             else:  # cast or cut by the program
                 there.data = value.to(there.device, copy=True)
     elif isinstance(there, np.ndarray):
+        if there.shape != value.shape:
+            there.resize(value.shape, refcheck=False)
         there[...] = value
 
 

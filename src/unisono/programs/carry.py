@@ -24,7 +24,7 @@ import random
 import sys
 import types
 import zlib
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, final
@@ -362,8 +362,6 @@ class Packer:
             packed["class"] = self._class(kind)
         if isinstance(value, dict):
             packed["items"] = [[self._key(k), self.pack(v)] for k, v in dict.items(value)]
-            if isinstance(value, defaultdict):
-                packed["factory"] = self.pack(value.default_factory)
         elif isinstance(value, (list, deque, set)):
             packed["items"] = self._each(base.__iter__(value))
             if isinstance(value, deque):
@@ -468,8 +466,6 @@ class Unpacker:
         if base is deque:
             deque.__init__(made, self._each(packed["items"]), packed["most"])
         elif issubclass(base, dict):
-            if base is defaultdict:
-                defaultdict.__init__(made, self.unpack(packed["factory"]))
             for key, part in packed["items"]:
                 dict.__setitem__(made, self.unpack(key), self.unpack(part)) if base is not (
                     OrderedDict

@@ -82,10 +82,16 @@ def _named_tuple(kind: Any, *parts: Any) -> Any:
     return tuple.__new__(kind, parts)
 
 
-def _member(kind: Any, name: str) -> Any:
+def _member(kind: Any, name: str | int) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
         raise ValueError(kind)
-    return kind[name]
+    if isinstance(name, int) and issubclass(kind, enum.Flag):
+        return kind(name)
+    return kind[str(name)]
+
+
+def _parts_of_member(value: Any) -> tuple[Any, ...]:
+    return type(value), value.name if value.name in type(value).__members__ else value.value
 
 
 def _dtype(name: str) -> Any:
@@ -195,7 +201,7 @@ FORMS = {
     "Size": Form(_exactly(torch.Size), tuple, lambda *parts: torch.Size(parts)),
     "complex": Form(_exactly(complex), lambda v: [v.real, v.imag], complex),
     "named tuple": Form(_is_named_tuple, lambda v: [type(v), *v], _named_tuple),
-    "enum": Form(_a(enum.Enum), lambda v: [type(v), v.name], _member),
+    "enum": Form(_a(enum.Enum), _parts_of_member, _member),
     "dtype": Form(_a(torch.dtype), lambda v: [str(v).removeprefix("torch.")], _dtype),
     "numpy dtype": Form(
         lambda v: isinstance(v, np.dtype) and not v.names, lambda v: [v.str], np.dtype

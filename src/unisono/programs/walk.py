@@ -80,9 +80,9 @@ _OF_LAYERS = frozenset(vars(nn.Module())) - {"_modules", "training"}
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 _LAYER_TABLES = ("_parameters", "_buffers")
 _CONTAINERS = (dict, list, tuple, deque, set)
-_PLAIN_CONTAINERS = {*_CONTAINERS, OrderedDict, Counter, defaultdict}
+_PLAIN_CONTAINERS = {*_CONTAINERS, OrderedDict, Counter}
 # torch's schedulers wrap `step` in a function of theirs.
-_OF_OPTIMIZER = frozenset({"state", "param_groups", "defaults", "step"})
+_OF_OPTIMIZER = frozenset({"state", "param_groups", "step"})
 
 Found = tuple[str, Any, bool]
 """The path to something, the thing, and whether the program's own objects led to it."""
@@ -230,6 +230,8 @@ class Walk:
             yield from self._hold(path, h.OBJECTS, value, own=is_own)
         elif isinstance(value, h.ARRAYS):
             self._note(path, h.CONTENTS, value, own=is_own)
+            if isinstance(value, np.ndarray) and value.dtype.hasobject:
+                self.lost[path] = f"{h.name_of(kind)} of records with objects"
             if kind not in h.ARRAYS:
                 beside = h.TENSOR if isinstance(value, torch.Tensor) else h.ATTRIBUTES
                 yield from self._hold(path, beside, value, own=is_own)
@@ -250,7 +252,7 @@ class Walk:
         elif isinstance(value, types.MethodType):
             yield path, value.__self__, False
             yield f"{path}.__func__", value.__func__, False
-        elif isinstance(value, types.BuiltinFunctionType):
+        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
             yield path, value.__self__, False
         elif kind in h.VIEWS:
             yield path, h.viewed(value), is_own
@@ -263,7 +265,7 @@ class Walk:
         elif isinstance(value, (staticmethod, classmethod)):
             yield path, value.__func__, False
         elif isinstance(value, property):
-            yield path, value.fget, False
+            yield from ((path, each, False) for each in (value.fget, value.fset, value.fdel))
         elif isinstance(value, types.FunctionType):
             yield from self._of_function(path, value)
         elif isinstance(value, types.FrameType):
@@ -378,11 +380,14 @@ class Walk:
     def _of_class(self, path: str, value: type) -> Iterator[Found]:
         if issubclass(value, enum.Enum):
             yield from ((f"{path}.{each.name}", each, True) for each in value)
+        if not is_of_a_library(type(value).__module__):
+            yield f"{path}.{type(value).__name__}", type(value), False
         for each in value.__mro__:
-            if is_of_a_library(each.__module__) or issubclass(each, enum.Enum):
+            if is_of_a_library(each.__module__):
                 continue
             members = vars(each)
-            names = [name for name in members if name[:2] != "__"]
+            internal = "_" if issubclass(each, enum.Enum) else "__"  # its tables of members
+            names = [name for name in members if not name.startswith(internal)]
             key = h.name_of(each)
             yield from self._of_space(path, each, key, members, names)
             yield from (
