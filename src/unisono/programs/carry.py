@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 from unisono.programs import holders as h
-from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value
+from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value, leads_to
 from unisono.programs.live import names_in
 from unisono.programs.walk import is_of_a_library
 from unisono.runtime.device import bytes_of, on_host
@@ -244,7 +244,7 @@ class Packer:
         if not inside:
             if id(value) in self._of_model:
                 return {"@": "model", "name": self._of_model[id(value)]}
-            if id(value) in self._paths and not is_value(value):
+            if id(value) in self._paths and not leads_to(value, is_value):
                 return {"@": "at", "path": self._paths[id(value)]}
             if id(value) in self._numbers:
                 return {"@": "again", "n": self._numbers[id(value)]}

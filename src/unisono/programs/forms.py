@@ -64,6 +64,31 @@ def is_value(value: Any) -> bool:
     return h.is_frozen(type(value)) or isinstance(value, _VALUES)
 
 
+def leads_to(value: Any, fits: Callable[[Any], bool]) -> bool:
+    """Return whether a value fits, or something in it that can only be rebuilt together with it."""
+    return fits(value) or any(leads_to(part, fits) for part in _parts_within(value))
+
+
+def _parts_within(value: Any) -> Iterable[Any]:
+    if isinstance(value, (tuple, frozenset)):
+        return value
+    if type(value) is functools.partial:
+        return value.func, *value.args, *value.keywords.values()
+    return (value.__self__,) if _is_next(value) else ()
+
+
+def _is_next(value: Any) -> bool:
+    """Return whether a value is the method by which an iterator advances."""
+    is_bound = isinstance(value, types.MethodWrapperType) and value.__name__ == "__next__"
+    return is_bound and h.is_frozen(type(value.__self__))
+
+
+def _next(iterator: Any) -> Any:
+    if not h.is_frozen(type(iterator)):
+        raise ValueError(iterator)
+    return iterator.__next__
+
+
 def _exactly(kind: Any) -> Callable[[Any], bool]:
     return lambda value: type(value) is kind
 
@@ -215,9 +240,10 @@ FORMS = {
     "method": Form(_a(types.MethodType), lambda v: [v.__func__, v.__self__], types.MethodType),
     "partial": Form(
         _a(functools.partial),
-        lambda v: [v.func, v.args, v.keywords],
+        lambda v: [v.func, v.args, {**v.keywords}],  # not the dict that it has now
         lambda function, arguments, keywords: functools.partial(function, *arguments, **keywords),
     ),
+    "next": Form(_is_next, lambda v: [v.__self__], _next),
     "staticmethod": Form(_a(staticmethod), lambda v: [v.__func__], staticmethod),
     "classmethod": Form(_a(classmethod), lambda v: [v.__func__], classmethod),
     "weak": Form(_a(weakref.ref), lambda v: [v()], _weak),

@@ -32,7 +32,7 @@ from unisono.errors import CheckpointError, MismatchError
 from unisono.programs import holders as h
 from unisono.programs.account import Account, ChangedPlace, cloned, fill, over_memory_of
 from unisono.programs.carry import Known, Ours, Packer, Unpacker, number_of
-from unisono.programs.forms import Opaque, is_value
+from unisono.programs.forms import Opaque, is_value, leads_to
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
 from unisono.programs.unchanged import Unchanged
@@ -376,12 +376,18 @@ class KeptProgram:
         self, remade: set[int], changed: dict[str, tuple[_Place, list[Any], Content]]
     ) -> None:
         """Add the slots with values that can only be rebuilt."""
-        for key, place in self._places.items():
-            names, values = now = place.holder.read()
-            slots = [names[at] if names else at for at, v in enumerate(values) if id(v) in remade]
-            if slots := self._kept_slots(place, slots, now):
-                _, there, _ = changed.get(key, (place, [], now))
-                changed[key] = place, [*dict.fromkeys([*there, *slots])], now
+        num_known = 0
+        while num_known < len(remade):  # an iterator may be in another one
+            num_known = len(remade)
+            for key, place in self._places.items():
+                now = place.holder.read()
+                of = h.numbered(now)
+                slots = [slot for slot, v in of if leads_to(v, lambda one: id(one) in remade)]
+                if slots and is_value(place.holder.owner):
+                    remade.add(id(place.holder.owner))
+                if slots := self._kept_slots(place, slots, now):
+                    _, there, _ = changed.get(key, (place, [], now))
+                    changed[key] = place, [*dict.fromkeys([*there, *slots])], now
 
     def _packed(self, packer: Packer, place: _Place, slots: list[Any], now: Content) -> Any:
         holder, (names, values) = place.holder, now
