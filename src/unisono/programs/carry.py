@@ -57,6 +57,7 @@ _WITH_MODULES = (types.FunctionType, type)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)
 _MEMORIES = (torch.Tensor, np.ndarray)
 _OF_LAYOUT = ("__dict__", "__weakref__")
+AS_IT_IS = (type(None), bool, int, float, str)
 _OF_C = ("builtin_function_or_method", "method_descriptor")
 
 
@@ -216,10 +217,15 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def key_of(code: types.CodeType) -> str:
     """Return a key of a code object that is the same in another process of the same program."""
-    constants = [one for one in code.co_consts if not isinstance(one, (types.CodeType, frozenset))]
-    text = repr((code.co_code, code.co_names, code.co_freevars, constants))
+    text = repr((code.co_code, code.co_names, code.co_freevars, [*map(_constant, code.co_consts)]))
     digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
     return f"{code.co_qualname}:{code.co_firstlineno}:{digest}"
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return key_of(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
 @final
@@ -237,7 +243,7 @@ class Packer:
     def pack(self, value: Any, *, inside: bool = False) -> Packed:
         """Convert a value; raises Opaque. `inside`: convert the value, not its known path."""
         kind = type(value)
-        if kind in (type(None), bool, int, float, str):
+        if kind in AS_IT_IS:
             return value
         if kind in h.SUSPENDABLE and h.gives_steps(value):
             raise Ours("the steps")
@@ -252,7 +258,12 @@ class Packer:
             raise Ours(kind.__qualname__)
         self._numbers[id(value)] = number = len(self._numbers)
         self._kept.append(value)
-        return {"n": number, **self._taken_apart(value, kind)}
+        try:
+            return {"n": number, **self._taken_apart(value, kind)}
+        except Exception:
+            while len(self._numbers) > number:  # nothing has them
+                self._numbers.popitem()
+            raise
 
     def _each(self, values: Any) -> list[Packed]:
         return [self.pack(value) for value in values]

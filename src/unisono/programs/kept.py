@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 from unisono.errors import CheckpointError, MismatchError
 from unisono.programs import holders as h
 from unisono.programs.account import Account, ChangedPlace, cloned, fill, over_memory_of
-from unisono.programs.carry import Known, Ours, Packer, Unpacker, number_of
+from unisono.programs.carry import AS_IT_IS, Known, Ours, Packer, Unpacker, number_of
 from unisono.programs.forms import Opaque, is_value, leads_to
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
@@ -426,11 +426,11 @@ class KeptProgram:
             if slot not in there:
                 gone.append(slot)
                 continue
+            if id(place.holder.owner) in self._saving and type(there[slot]) not in AS_IT_IS:
+                rest.append(slot)
+                continue
             try:
                 packed[slot] = packer.pack(there[slot])
-                if id(place.holder.owner) in self._saving and isinstance(packed[slot], Mapping):
-                    rest.append(slot)
-                    del packed[slot]
             except Ours:
                 rest.append(slot)
             except (Opaque, RecursionError) as error:

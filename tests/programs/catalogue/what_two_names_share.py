@@ -1,4 +1,52 @@
 # promises: one-result.4 one-result.5
+# %% first_of_two_that_saves: SAME
+class ASaves(Callback):
+    def __init__(self):
+        self.shared = None
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Other(Callback):
+    def __init__(self, one):
+        self.one, self.mine = one, None
+
+    def on_step_end(self, fit, step):
+        if self.mine is None:
+            self.mine = self.one.shared = {"rate": 0.1}
+        self.mine["rate"] *= 0.95
+        fit.optimizer.param_groups[0]["lr"] = self.mine["rate"]
+
+
+a = ASaves()
+t = trainer(net(), callbacks=[a, Other(a)])
+fit(t)
+
+
+# %% beside_a_lock: SAME
+import threading
+
+
+class Falls(Callback):
+    def __init__(self):
+        self.a = self.b = None
+
+    def on_step_end(self, fit, step):
+        if self.b is None:
+            self.b = {"rate": 0.1}
+            self.a = (self.b, threading.Lock())
+        self.b["rate"] *= 0.95
+        fit.optimizer.param_groups[0]["lr"] = self.b["rate"]
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
 # %% count_in_a_tuple: SAME
 import itertools
 
