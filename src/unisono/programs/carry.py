@@ -27,7 +27,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -35,7 +35,16 @@ from torch import nn
 
 from unisono.programs import holders as h
 from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value, leads_to
-from unisono.programs.live import names_in
+from unisono.programs.live import may_set, names_in
+from unisono.programs.overlaps import (
+    KnownMemory,
+    PartOfMemory,
+    Span,
+    copy_of_memory,
+    made_in,
+    part_of,
+    span_of,
+)
 from unisono.programs.walk import is_of_a_library
 from unisono.runtime.device import bytes_of, on_host
 
@@ -230,10 +239,16 @@ def _constant(value: Any) -> Any:
 
 @final
 class Packer:
-    """Converts values to plain data, for one examination of a program."""
+    """Converts values to plain data, for one examination of a program.
 
-    def __init__(self, known: Known) -> None:
+    `shared`: memory that several new tensors or arrays have in common; `spans` is where they lie.
+    """
+
+    def __init__(self, known: Known, shared: Iterable[Span] = ()) -> None:
         self._known = known
+        self._shared = {span: copy_of_memory(span) for span in shared}
+        self.spans: list[Span] = []
+        self._whole: Any = None
         self._paths = {id(thing): path for path, thing in known.things.items()}
         self._of_model = known.names_of_tensors()
         self._numbers: dict[int, int] = {}
@@ -280,6 +295,10 @@ class Packer:
         return self.pack(key)
 
     def _taken_apart(self, value: Any, kind: Any) -> dict[str, Any]:
+        if kind is np.ndarray and not (value.dtype.hasobject or value.dtype.names):
+            in_memory = self._in_memory(value)
+            if in_memory is not value:
+                return {"@": "array", "of": in_memory}
         for name, form in FORMS.items():
             if form.fits(value):
                 return {"@": name, "of": self._each(form.parts(value))}
@@ -311,14 +330,42 @@ class Packer:
             if 0 <= offset < max(1, tensor.numel()) and value.dtype == tensor.dtype:
                 shape = [list(value.shape), list(value.stride()), offset]
                 return {"@": "view", "name": name, "of": shape}
-        is_parameter = isinstance(value, nn.Parameter)
-        return {
+        packed = {
             "@": "tensor",
-            "of": value.detach(),
+            "of": self._in_memory(value.detach(), id(value)),
             "needs": value.requires_grad and value.is_leaf,
-            "is_parameter": is_parameter,
+            "is_parameter": isinstance(value, nn.Parameter),
             "host": value.device.type == "cpu",
         }
+        if kind not in (torch.Tensor, nn.Parameter):
+            packed["class"] = self._class(kind)
+        if attributes := vars(value):
+            packed["attributes"] = [[name, self.pack(part)] for name, part in attributes.items()]
+        return packed
+
+    def _in_memory(self, value: Any, identity: int = 0) -> Any:
+        """Return a tensor or an array, or where it lies in memory that others have as well."""
+        is_known = (identity or id(value)) in self._paths
+        span = None if is_known or value is self._whole else span_of(value)
+        if span is None:
+            return value
+        if (known := self._known_memory.around(span)) is not None:
+            memory, begin = known
+            return {"@": "part", "of": [memory, *part_of(value, begin)]}
+        self.spans.append(span)
+        for (begin, end), memory in self._shared.items():
+            if begin <= span[0] < end:
+                self._whole = memory
+                return {"@": "part", "of": [self.pack(memory), *part_of(value, begin)]}
+        return value
+
+    @functools.cached_property
+    def _known_memory(self) -> KnownMemory:
+        things, tensors = self._known.things.items(), self._known.tensors().items()
+        return KnownMemory(
+            [({"@": "at", "path": path}, thing) for path, thing in things]
+            + [({"@": "model", "name": name}, tensor) for name, tensor in tensors]
+        )
 
     def _sharing(self, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         if not self._memories:
@@ -337,15 +384,46 @@ class Packer:
         key = key_of(value.__code__)
         if self._known.code(key) is None or value.__module__ not in sys.modules:
             raise Opaque(f"the function {value.__qualname__}")
-        cells = [self.pack(cell.cell_contents) for cell in value.__closure__ or ()]
+        cells = value.__closure__ or ()
+        packed = [
+            self._cell(cell, name, value.__code__)
+            for cell, name in zip(cells, value.__code__.co_freevars, strict=True)
+        ]
+        for cell, each in zip(cells, packed, strict=True):  # once all have numbers
+            if each["@"] == "cell":
+                with suppress(ValueError):  # empty
+                    each["of"].append(self.pack(cell.cell_contents))
         return {
             "@": "function",
             "module": value.__module__,
             "code": key,
-            "of": cells,
+            "of": packed,
             "defaults": self.pack(value.__defaults__),
             "keywords": self.pack(value.__kwdefaults__),
             "attributes": self.pack(dict(value.__dict__)),
+        }
+
+    def _cell(self, cell: types.CellType, name: str, code: types.CodeType) -> dict[str, Any]:
+        """Return where another process has a cell, or a new one without its content."""
+        if id(cell) in self._cells:
+            return {"@": "cell of", "of": list(self._cells[id(cell)])}
+        if id(cell) in self._numbers:
+            return {"@": "again", "n": self._numbers[id(cell)]}
+        frames = (one for one in self._known.things.values() if isinstance(one, types.FrameType))
+        if any(code in _codes_in(one.f_code) and may_set(one, name) for one in frames):
+            raise Opaque(f"a function that shares the variable `{name}` with the loop")
+        self._numbers[id(cell)] = number = len(self._numbers)
+        self._kept.append(cell)
+        return {"@": "cell", "n": number, "of": []}
+
+    @functools.cached_property
+    def _cells(self) -> dict[int, tuple[str, int]]:
+        """The path to a function, and the index in its closure, by the identity of each cell."""
+        return {
+            id(cell): (path, at)
+            for path, thing in self._known.things.items()
+            if isinstance(thing, types.FunctionType)
+            for at, cell in enumerate(thing.__closure__ or ())
         }
 
     def _of_name(self, value: Any) -> dict[str, Any]:
@@ -422,7 +500,7 @@ class Unpacker:
         if mark in FORMS:
             return FORMS[mark].make(*self._each(of))
         if mark == "array":
-            return of
+            return self._in_memory(of)
         if mark == "id":
             return id(self.unpack(of))
         if mark == "tensor":
@@ -441,27 +519,50 @@ class Unpacker:
         raise ValueError(mark)
 
     def _tensor(self, packed: dict[str, Any]) -> torch.Tensor:
-        tensor: torch.Tensor = packed["of"]
+        tensor: torch.Tensor = self._in_memory(packed["of"])
         if not packed["host"]:
             tensor = tensor.to(self._device)
-        if packed["is_parameter"]:
-            return nn.Parameter(tensor, requires_grad=packed["needs"])
+        if "class" in packed:
+            kind = self.unpack(packed["class"])
+            if not (isinstance(kind, type) and issubclass(kind, torch.Tensor)):
+                raise ValueError(kind)
+            tensor = tensor.as_subclass(kind)
+        elif packed["is_parameter"]:
+            tensor = nn.Parameter(tensor, requires_grad=packed["needs"])
+        self._made[packed["n"]] = tensor
+        vars(tensor).update({n: self.unpack(part) for n, part in packed.get("attributes", ())})
         return tensor.requires_grad_(packed["needs"]) if packed["needs"] else tensor
+
+    def _in_memory(self, of: Any) -> Any:
+        if not isinstance(of, dict):
+            return of
+        memory, *part = of["of"]
+        return made_in(self.unpack(memory), PartOfMemory(*part))
 
     def _function(self, packed: dict[str, Any]) -> types.FunctionType:
         code, module = self._known.code(packed["code"]), sys.modules.get(packed["module"])
         if code is None or module is None or is_of_a_library(packed["module"]):
             raise Opaque(packed["code"])
-        cells = tuple(types.CellType() for _ in packed["of"])
+        cells = tuple(map(self._cell, packed["of"]))
         made = types.FunctionType(code, vars(module), code.co_name, None, cells)
         self._made[packed["n"]] = made  # a function may be in its own closure
-        for cell, content in zip(cells, packed["of"], strict=True):
-            cell.cell_contents = self.unpack(content)
+        for cell, each in zip(cells, packed["of"], strict=True):
+            for content in each["of"] if each["@"] == "cell" else ():
+                cell.cell_contents = self.unpack(content)
         made.__qualname__ = code.co_qualname
         made.__defaults__ = self.unpack(packed["defaults"])
         made.__kwdefaults__ = self.unpack(packed["keywords"])
         made.__dict__.update(dict.items(self.unpack(packed["attributes"])))
         return made
+
+    def _cell(self, packed: dict[str, Any]) -> types.CellType:
+        if packed["@"] == "cell":
+            self._made[packed["n"]] = types.CellType()
+            return cast(types.CellType, self._made[packed["n"]])
+        if packed["@"] == "again":
+            return cast(types.CellType, self._made[packed["n"]])
+        path, at = packed["of"]
+        return cast(types.CellType, self._known.things[path].__closure__[at])
 
     def _object(self, packed: dict[str, Any]) -> Any:
         bases = {each.__name__: each for each in (*h.BASES, object)}

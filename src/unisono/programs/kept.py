@@ -35,6 +35,7 @@ from unisono.programs.carry import AS_IT_IS, Known, Ours, Packer, Unpacker, numb
 from unisono.programs.forms import Opaque, is_value, leads_to
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
+from unisono.programs.overlaps import overlapping
 from unisono.programs.unchanged import Unchanged
 from unisono.programs.walk import Walk, is_of_a_library, is_of_process
 from unisono.runtime.workers.team import Team
@@ -334,6 +335,14 @@ class KeptProgram:
         if remade:
             self._add_those_that_hold(remade, changed)
         packer = Packer(self._known)
+        packed = self._all_packed(packer, changed)
+        if shared := overlapping(packer.spans):
+            packed = self._all_packed(Packer(self._known, shared), changed)
+        return packed
+
+    def _all_packed(
+        self, packer: Packer, changed: Mapping[str, tuple[_Place, list[Any], Content]]
+    ) -> dict[str, Any]:
         packed: dict[str, Any] = {}
         # In the same order on every worker: what is packed again refers to its first place.
         for key in sorted(changed, key=self._order):

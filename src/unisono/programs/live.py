@@ -143,6 +143,33 @@ def _live_from(code: CodeType, lasti: int) -> frozenset[str]:
     return frozenset(live | _read_by_inner(code))
 
 
+def may_set(frame: FrameType, name: str) -> bool:
+    """Return whether a variable that a frame shares with inner functions may be set again."""
+    return _may_set(frame.f_code, frame.f_lasti, name)
+
+
+@functools.lru_cache(maxsize=256)
+def _may_set(code: CodeType, lasti: int, name: str) -> bool:
+    each = list(dis.get_instructions(code))
+    back = [one.argval for one in each if one.offset >= lasti and "BACKWARD" in one.opname]
+    begin = min([lasti, *back])  # of the outermost loop around it
+    return any(one.offset >= begin and _sets(one, name) for one in each) or any(
+        _sets_outer(one, name) for one in code.co_consts if isinstance(one, CodeType)
+    )
+
+
+def _sets_outer(code: CodeType, name: str) -> bool:
+    """Return whether code, or a function in it, sets a variable of an outer function."""
+    return name in code.co_freevars and (
+        any(_sets(one, name) for one in dis.get_instructions(code))
+        or any(_sets_outer(one, name) for one in code.co_consts if isinstance(one, CodeType))
+    )
+
+
+def _sets(each: dis.Instruction, name: str) -> bool:
+    return each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval == name
+
+
 def _names_of(each: dis.Instruction) -> tuple[str, ...]:
     value = each.argval
     return value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()

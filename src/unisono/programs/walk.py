@@ -19,6 +19,7 @@ import contextvars
 import ctypes
 import enum
 import functools
+import gc
 import inspect
 import io
 import logging
@@ -435,8 +436,12 @@ class Walk:
             yield from self._hold(path, h.ATTRIBUTES, value, without, own=own)
         if slots := h.slots_of(kind):
             yield from self._hold(path, h.SLOTS, value, slots, own=own)
-        if is_own and h.layout_of(kind) is None:
+        if h.layout_of(kind) is None and is_own:
             self._note_made_in_c(path, value)
+        elif h.layout_of(kind) is None:  # such as a column of pandas
+            parts = enumerate(gc.get_referents(value))
+            kinds = (*h.ARRAYS, tuple)
+            yield from ((f"{path}[{at}]", p, False) for at, p in parts if isinstance(p, kinds))
         if own:
             yield f"{path}.{kind.__name__}", kind, False
 

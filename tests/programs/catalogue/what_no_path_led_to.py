@@ -220,3 +220,20 @@ class Shrinks(Callback):
 
 t = trainer(net(), masked, callbacks=[Shrinks()])
 fit(t)
+
+
+# %% series_in_place: SAME
+import pandas as pd
+
+
+class Falls(Callback):
+    def __init__(self):
+        self.d = pd.Series([0.1, 0.2])
+
+    def on_step_end(self, fit, step):
+        self.d[0] = float(self.d[0]) * 0.95
+        fit.optimizer.param_groups[0]["lr"] = float(self.d[0])
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)

@@ -1,4 +1,216 @@
 # promises: one-result.4 one-result.5
+# %% view_of_new_tensor: SAME
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 3:
+            self.base = torch.full((4,), 0.1)
+            self.part = self.base[:2]
+        if step.number > 3:
+            self.part.mul_(0.95)
+            fit.optimizer.param_groups[0]["lr"] = float(self.base[0])
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% windows_of_a_buffer: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.buffer = torch.full((8,), 0.1, dtype=torch.bfloat16)
+        self.windows = [self.buffer[at : at + 4] for at in range(5)]
+
+    def on_step_end(self, fit, step):
+        self.windows[step.number % 5].mul_(0.97)
+        fit.optimizer.param_groups[0]["lr"] = float(self.buffer.float().mean())
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% three_kinds_in_one_memory: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.a = np.arange(12, dtype=np.float64).reshape(3, 4) / 100
+        self.b = torch.from_numpy(self.a)
+        self.c = self.a[::-1, 1::2]
+        self.d = nn.Parameter(self.b[1, 2:])
+        self.e = self.a.view(np.int64)
+
+    def on_step_end(self, fit, step):
+        self.c *= 1.01
+        with torch.no_grad():
+            self.d.mul_(1.1)
+        self.b[1, 3] += 0.001
+        self.e[0, 0] += 4607182418800017408 // 100
+        fit.optimizer.param_groups[0]["lr"] = float(np.abs(self.a).sum() % 1) / 10
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% new_array_over_old: SAME
+class Falls(Callback):
+    def __init__(self):
+        self.base = np.full(4, 0.1)
+
+    def on_begin(self, fit):
+        self.part = self.base[:2]
+
+    def on_step_end(self, fit, step):
+        self.part *= 0.95
+        fit.optimizer.param_groups[0]["lr"] = float(self.base[0])
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% array_over_a_weight: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.w = fit.model[0].weight.detach().numpy()
+
+    def on_step_end(self, fit, step):
+        fit.optimizer.param_groups[0]["lr"] = float(np.abs(self.w).mean())
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% new_closures_share: SAME
+def pair():
+    n = 0.1
+
+    def falls():
+        nonlocal n
+        n *= 0.95
+
+    def now():
+        return n
+
+    return falls, now
+
+
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.falls, self.now = pair()
+
+    def on_step_end(self, fit, step):
+        self.falls()
+        fit.optimizer.param_groups[0]["lr"] = self.now()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% new_closure_of_old_cell: SAME
+def make():
+    n = 0.1
+
+    def falls():
+        nonlocal n
+        n *= 0.95
+
+    def reader():
+        return lambda: n
+
+    return falls, reader
+
+
+falls, reader = make()
+
+
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.now = reader()
+
+    def on_step_end(self, fit, step):
+        falls()
+        fit.optimizer.param_groups[0]["lr"] = self.now()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% recursive_closures: SAME
+def pair():
+    n = 0.1
+
+    def falls(k):
+        nonlocal n
+        n *= 0.99
+        return falls(k - 1) if k else now()
+
+    def now():
+        return n + 0 * len(falls.__name__)
+
+    return falls, now
+
+
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.falls, self.now = pair()
+
+    def on_step_end(self, fit, step):
+        self.falls(2)
+        fit.optimizer.param_groups[0]["lr"] = self.now()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% new_closure_of_a_loop: REFUSED
+# says: shares the variable `rate`
+def main():
+    m = net()
+    opt = SGD(m.parameters(), lr=0.1, momentum=0.9)
+    r = unisono.Run(m, opt, shards=6, directory=DIR, device=DEVICE)
+    rate, now = 0.1, None
+    for step in r.steps(data, batch_size=16, epochs=EPOCHS):
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b))
+        if not step.is_done:
+            continue
+        if now is None:
+            now = lambda: rate
+        rate = rate * 0.95
+        opt.param_groups[0]["lr"] = now()
+    return r
+
+
+r = main()
+
+
+# %% closure_of_constants_of_a_loop: SAME
+def main():
+    m = net()
+    opt = SGD(m.parameters(), lr=0.1, momentum=0.9)
+    r = unisono.Run(m, opt, shards=6, directory=DIR, device=DEVICE)
+    by, seen, now = 0.95, [], None
+    for step in r.steps(data, batch_size=16, epochs=EPOCHS):
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b))
+        if not step.is_done:
+            continue
+        if now is None:
+            now = lambda: by ** len(seen)
+        seen.append(1)
+        opt.param_groups[0]["lr"] = 0.1 * now()
+    return r
+
+
+r = main()
+
+
 # %% first_of_two_that_saves: SAME
 class ASaves(Callback):
     def __init__(self):
