@@ -153,7 +153,9 @@ class Account:
 
 def cloned(value: Any) -> Any:
     """Return a copy of a tensor or an array."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.is_leaf and value.requires_grad)
+    return value.copy()
 
 
 def fill(there: Any, value: Any) -> None:

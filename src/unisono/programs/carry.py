@@ -339,8 +339,9 @@ class Packer:
         }
         if kind not in (torch.Tensor, nn.Parameter):
             packed["class"] = self._class(kind)
-        if attributes := vars(value):
-            packed["attributes"] = [[name, self.pack(part)] for name, part in attributes.items()]
+        names, values = h.TENSOR.read(value, h.GRADIENT)
+        if any(part is not None and part != () for part in values):
+            packed["more"] = [list(names), self._each(values)]
         return packed
 
     def _in_memory(self, value: Any, identity: int = 0) -> Any:
@@ -456,7 +457,9 @@ class Packer:
             if isinstance(value, deque):
                 packed["most"] = value.maxlen
         attributes = h.attributes_of(value)
-        if attributes is not None:
+        if attributes is not None and id(attributes) in self._paths:
+            packed["table"] = self.pack(attributes)  # of several objects
+        elif attributes is not None:
             packed["attributes"] = [[name, self.pack(part)] for name, part in attributes.items()]
         if names := h.slots_of(kind):
             slots = zip(*h.SLOTS.read(value, names), strict=True)
@@ -530,8 +533,11 @@ class Unpacker:
         elif packed["is_parameter"]:
             tensor = nn.Parameter(tensor, requires_grad=packed["needs"])
         self._made[packed["n"]] = tensor
-        vars(tensor).update({n: self.unpack(part) for n, part in packed.get("attributes", ())})
-        return tensor.requires_grad_(packed["needs"]) if packed["needs"] else tensor
+        tensor = tensor.requires_grad_(packed["needs"]) if packed["needs"] else tensor
+        if "more" in packed:
+            names, values = packed["more"]
+            h.put_tensor(tensor, h.GRADIENT, (tuple(names), tuple(self._each(values))))
+        return tensor
 
     def _in_memory(self, of: Any) -> Any:
         if not isinstance(of, dict):
@@ -586,6 +592,8 @@ class Unpacker:
             list.extend(made, self._each(packed["items"]))
         elif base is set:
             set.update(made, self._each(packed["items"]))
+        if "table" in packed:
+            made.__dict__ = self.unpack(packed["table"])
         if "attributes" in packed:
             table = h.attributes_of(made)
             assert table is not None

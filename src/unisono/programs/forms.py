@@ -138,15 +138,24 @@ def _generator(state: torch.Tensor) -> torch.Generator:
 
 
 def _parts_of_bits(value: Any) -> tuple[Any, ...]:
-    bits = value.bit_generator
-    return type(bits).__name__, bits.state
+    seeds = h.seeds_of(value)
+    given = seeds and (seeds.entropy, seeds.spawn_key, seeds.pool_size, seeds.n_children_spawned)
+    return type(value).__name__, value.state, given
 
 
-def _bits(name: str, state: Any) -> np.random.Generator:
+def _bits(name: str, state: Any, seeds: Any) -> np.random.BitGenerator:
     kinds = {each.__name__: each for each in np.random.BitGenerator.__subclasses__()}
-    bits = kinds[name](0)
+    entropy, key, size, spawned = seeds or (0, (), 4, 0)
+    given: Any = {"spawn_key": key, "pool_size": size, "n_children_spawned": spawned}
+    bits = kinds[name](np.random.SeedSequence(entropy, **given))
     bits.state = state
-    return np.random.Generator(bits)
+    return bits
+
+
+def _legacy(state: Any) -> np.random.RandomState:
+    made = np.random.RandomState(0)
+    made.set_state(state)
+    return made
 
 
 def _is_of_records(value: Any) -> bool:
@@ -232,11 +241,18 @@ FORMS = {
         lambda v: isinstance(v, np.dtype) and not v.names, lambda v: [v.str], np.dtype
     ),
     "records": Form(_is_of_records, _parts_of_records, _records),
+    "scalar of records": Form(
+        lambda v: isinstance(v, np.generic) and _is_of_records(np.asarray(v)),
+        lambda v: _parts_of_records(np.asarray(v)),
+        lambda *parts: _records(*parts)[()],
+    ),
     "sparse": Form(_is_sparse, _parts_of_sparse, _sparse),
     "device": Form(_a(torch.device), lambda v: [str(v)], torch.device),
     "random": Form(_exactly(random.Random), lambda v: [v.getstate()], _random),
     "generator": Form(_a(torch.Generator), lambda v: [v.get_state()], _generator),
-    "bits": Form(_a(np.random.Generator), _parts_of_bits, _bits),
+    "bits": Form(_a(np.random.BitGenerator), _parts_of_bits, _bits),
+    "drawing": Form(_a(np.random.Generator), lambda v: [v.bit_generator], np.random.Generator),
+    "legacy": Form(_exactly(np.random.RandomState), lambda v: [v.get_state(legacy=False)], _legacy),
     "method": Form(_a(types.MethodType), lambda v: [v.__func__, v.__self__], types.MethodType),
     "partial": Form(
         _a(functools.partial),

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from unisono.programs.account import Account
-from unisono.programs.holders import LEAVES, Holder
+from unisono.programs.holders import LEAVES, Holder, seeds_of
 from unisono.programs.walk import Walk
 
 
@@ -113,11 +113,21 @@ def _own(path: str, generator: Any) -> _Own | None:
     if type(bits).__module__.partition(".")[0] != "numpy":
         return None
 
-    def seed(word: int) -> None:
-        bits.state = type(bits)(word).state
+    def put_back(state: tuple[Any, Any]) -> None:
+        bits.state, seeds = state
+        if seeds is not None:
+            seeds_of(bits).__setstate__(seeds)
+
+    def state_of(bits: Any) -> tuple[Any, Any]:
+        # `__reduce__` of numpy's seeds: how to make them, from what, and their state.
+        return bits.state, None if seeds_of(bits) is None else seeds_of(bits).__reduce__()[2]
 
     return _Own(
-        generator, salt, seed, lambda: bits.state, lambda state: setattr(bits, "state", state)
+        generator,
+        salt,
+        lambda word: put_back(state_of(type(bits)(word))),
+        lambda: state_of(bits),
+        put_back,
     )
 
 

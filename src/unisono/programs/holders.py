@@ -198,6 +198,20 @@ def _put_attributes(owner: Any, without: Collection[str] | None, content: Conten
         table.update(wanted)
 
 
+def _read_named(owner: Any, names: Any) -> Content:
+    """Read the plain attributes of a library's object that the program's code names."""
+    there = {n: v for n, v in (attributes_of(owner) or {}).items() if n in names}
+    there = {name: value for name, value in there.items() if type(value) in PLAIN}
+    return tuple(there), tuple(there.values())
+
+
+def _put_named(owner: Any, names: Any, content: Content) -> None:
+    there, (now, _) = attributes_of(owner), _read_named(owner, names)
+    for name, value in zip(*content, strict=True):
+        if there is not None and name in now:  # a file could contain others
+            there[name] = value
+
+
 @functools.lru_cache(maxsize=1024)
 def slots_of(kind: Any) -> tuple[str, ...]:
     """Return the names of a class's slots."""
@@ -412,18 +426,23 @@ def _put_hooks(owner: Any, names: Any, content: Content) -> None:
             _put_entries(vars(owner)[name], None, (keys, values))
 
 
+GRADIENT = ("grad",)
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def _read_tensor(owner: Any, _: Any) -> Content:
-    """Read the attributes and hooks of a tensor, but not its elements."""
+def _read_tensor(owner: Any, names: Any) -> Content:
+    """Read the attributes and hooks of a tensor, and its gradient by name, but not its elements."""
     hooks = tuple(_hooks_in(getattr(owner, name) or {}) for name in _TENSOR_HOOKS)
-    table = vars(owner)
-    return (*table, *_TENSOR_HOOKS), (*table.values(), *hooks)
+    table, more = vars(owner), names if names and owner.is_leaf else ()
+    values = (*table.values(), *hooks, *(getattr(owner, name) for name in more))
+    return (*table, *_TENSOR_HOOKS, *more), values
 
 
-def _put_tensor(owner: Any, _: Any, content: Content) -> None:
+def put_tensor(owner: Any, names: Any, content: Content) -> None:
+    """Set the attributes and hooks of a tensor."""
     wanted, table = dict(zip(*content, strict=True)), vars(owner)
+    for name in [name for name in names or () if name in wanted]:
+        setattr(owner, name, wanted.pop(name))
     for name in _TENSOR_HOOKS:
         hooks = wanted.pop(name)
         if hooks and not getattr(owner, name):
@@ -448,6 +467,8 @@ def _read_context(owner: Any, _: Any) -> Content:
 def _put_context(owner: Any, _: Any, content: Content) -> None:
     for value in content[1]:
         owner.set(value)
+    if not content[1] and _read_context(owner, None)[1]:
+        raise RuntimeError(f"{owner.name!r} had no value then, and a ContextVar cannot lose one")
 
 
 _ENVIRONMENT = "os.environ "
@@ -548,7 +569,8 @@ def _read_contents(owner: Any, _: Any) -> Content:
     # Views share the version of their base, so it counts only if some bytes are not hashed.
     is_dense = isinstance(owner, torch.Tensor) and owner.layout is torch.strided
     has_version = is_dense and owner.nbytes > _WHOLE
-    return (), (owner._version if has_version else 0, hashed(owner, _WHOLE))
+    needs = isinstance(owner, torch.Tensor) and owner.is_leaf and owner.requires_grad
+    return (), (owner._version if has_version else 0, hashed(owner, _WHOLE), needs)
 
 
 def _read_bytes(owner: Any, _: Any) -> Content:
@@ -587,8 +609,22 @@ def _put_cache(owner: Any, _: Any, content: Content) -> None:
         owner.cache_clear()
 
 
+def results_of(cached: Any) -> dict[Any, Any] | None:
+    """Return what `functools.cache` has stored; None for a cache of limited size."""
+    if cached.cache_parameters()["maxsize"] is not None:
+        return None
+    parts = gc.get_referents(cached)
+    return next((one for one in parts if type(one) is dict and one is not vars(cached)), None)
+
+
 def _read_drawn(owner: Any, _: Any) -> Content:
-    return (), (drawn_by(owner),)
+    return (), (drawn_by(owner), getattr(seeds_of(owner), "n_children_spawned", 0))
+
+
+def seeds_of(generator: Any) -> Any:
+    """Return what one of numpy's generators has its seeds from; None if it has none."""
+    seeds = getattr(getattr(generator, "bit_generator", generator), "seed_seq", None)
+    return seeds if type(seeds) is np.random.SeedSequence else None
 
 
 def drawn_by(generator: Any) -> int | str:
@@ -637,6 +673,10 @@ def _words(suspended: Any) -> str:
     return type(suspended).__name__.replace("_", " ")
 
 
+def _read_autocast(owner: Any, _: Any) -> Content:
+    return (), tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+
+
 def _read_made_in_c(owner: Any, _: Any) -> Content:
     """Hash the pickle of an object whose contents are not visible otherwise."""
     return (), (hashlib.blake2b(pickle.dumps(owner, 4), digest_size=16).hexdigest(),)
@@ -676,6 +716,8 @@ def _read_frozen(owner: Any, _: Any) -> Content:
 
 
 ATTRIBUTES = Kind("attributes", _read_attributes, _put_attributes)
+NAMED = Kind("named attributes", _read_named, _put_named)
+"""Of an object that belongs to the process, such as a progress bar."""
 SLOTS = Kind("slots", _read_slots, _put_slots)
 CELLS = Kind("cells", _read_cells, _put_cells)
 NAMES = Kind("names", _read_names, _put_names)
@@ -687,7 +729,7 @@ OBJECTS = Kind("objects", _read_objects, _put_objects)
 ELEMENTS = Kind("elements", _read_elements, _put_elements)
 PATCHED = Kind("names of a library", _read_patched, _put_patched)
 FUNCTION = Kind("function", lambda owner, _: _read_slots(owner, _OF_FUNCTIONS), _put_slots)
-TENSOR = Kind("tensor", _read_tensor, _put_tensor)
+TENSOR = Kind("tensor", _read_tensor, put_tensor)
 """The attributes and hooks of a tensor."""
 CONTEXT = Kind("context", _read_context, _put_context)
 SETTINGS = Kind("settings", _read_settings, _put_settings)
@@ -700,12 +742,13 @@ FILE = Kind("file in memory", _read_file, _put_file)
 CACHE = Kind("cache", _read_cache, _put_cache)
 DRAWN = Kind("generator", _read_drawn)
 POSITION = Kind("position", _read_position, opaque=lambda owner: "how far a file has been read")
+AUTOCAST = Kind("autocast", _read_autocast, opaque=lambda owner: "what is left open")
 SUSPENDED = Kind("suspended", _read_suspended, opaque=lambda owner: f"a Python {_words(owner)}")
 MADE_IN_C = Kind("made in C", _read_made_in_c, opaque=lambda owner: f"a {name_of(type(owner))}")
 FROZEN = Kind("frozen", _read_frozen)
 LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
 """Kinds of places that lead to no others."""
-_WHOLES = {CONTEXT, ELEMENTS, CACHE, SUSPENDED, TABLE, MADE_IN_C, *LEAVES}
+_WHOLES = {AUTOCAST, CONTEXT, ELEMENTS, CACHE, SUSPENDED, TABLE, MADE_IN_C, *LEAVES}
 _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))

@@ -17,6 +17,7 @@ but for numbers and small tensors that are the same on all: the program may chan
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
@@ -52,6 +53,10 @@ _ALONE_LINE = (
     "`{}` differs from worker to worker, as times do, so all that is in it is each worker's own, "
     "and a worker that joins begins without"
 )
+_IMPORTED_LINE = (
+    "`{}` was first imported after the loop began, so what changes in it is not kept with the run: "
+    "import it before, or a worker that joins and a resumed run begin with what it has at first"
+)
 _UNSEEN_LINE = (
     "`{}` (a {}) cannot be looked into, so what changes in it is not kept with the run: a worker "
     "that joins and a resumed run begin with what the program makes"
@@ -62,9 +67,14 @@ _THREAD_LINE = (
 )
 _MALFORMED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, Opaque)
 _BY_SLOT: tuple[h.Kind, ...] = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
-_BY_SLOT += (h.PATCHED, h.FUNCTION, h.TENSOR, h.SETTINGS)
-_NOT_KEPT = (h.CACHE,)
-_BY_WALK = (h.NAMES, h.PATCHED, h.FRAME, h.SETTINGS)  # the walk determines which names count
+_BY_SLOT += (h.PATCHED, h.FUNCTION, h.TENSOR, h.SETTINGS, h.NAMED)
+_BY_WALK = (
+    h.NAMES,
+    h.NAMED,
+    h.PATCHED,
+    h.FRAME,
+    h.SETTINGS,
+)  # the walk determines which names count
 _MORE = "*"  # of a container: anything that is added to it
 _OF_PYTHON = ("builtins", "itertools", "collections")
 _FEW, _SMALL = 64, 1 << 16  # values of a place, and bytes of one, that passes store
@@ -114,6 +124,8 @@ class KeptProgram:
         self._left_at_first: dict[str, Any] = {}  # the same, as `on_begin` left it
         self._unseen = dict[str, str]()
         self._threads = set[threading.Thread]()  # those that run when the loop begins
+        self._modules = set[str]()  # that are loaded when the loop begins
+        self._caches = list[tuple[Holder, Content]]()  # of callbacks alone
         self.is_cut = False
 
     def watch(
@@ -132,7 +144,8 @@ class KeptProgram:
         """
         self._after = None
         self._run_state_then = dict(self._run_state)
-        self._threads = {*threading.enumerate()}
+        self._threads, self._modules = {*threading.enumerate()}, {*sys.modules}
+        self._caches.clear()
         state = self._tensors().values()
         optimizers = (one for one in between.values() if isinstance(one, torch.optim.Optimizer))
         layers = {id(one) for one in (*self._model.modules(), *optimizers)}
@@ -159,7 +172,9 @@ class KeptProgram:
                     then = holder.read()
             if then is None and holder.kind is h.FROZEN:
                 self._unseen[holder.path] = h.name_of(type(holder.owner))  # has no parts to read
-            if then is None or holder.kind in _NOT_KEPT:
+            if holder.kind is h.CACHE and at >= num_read and not holder.is_of_library:
+                self._caches.append((holder, holder.read()))
+            if then is None or holder.kind is h.CACHE:
                 continue
             known = before.get(holder.identity)
             if known is not None:
@@ -478,6 +493,16 @@ class KeptProgram:
             ),
             *(_UNSEEN_LINE.format(path, kind) for path, kind in self._unseen.items()),
             *(_NOT_KEPT_LINE.format(f"`{path}` ({kind})") for path, kind in kinds.items()),
+            *(
+                _NOT_KEPT_LINE.format(f"what `lru_cache` has stored for `{holder.path}`")
+                for holder, then in self._caches
+                if not h.same(then, holder.read())
+            ),
+            *(
+                _IMPORTED_LINE.format(name)
+                for name in sorted(sys.modules.keys() - self._modules)
+                if not is_of_a_library(name)
+            ),
             *(_ALONE_LINE.format(path) for path in sorted(self._alone)),
         ]
 
@@ -519,6 +544,8 @@ class KeptProgram:
             elif holder.kind is h.CONTENTS:
                 if copy is not None and not h.same(content or ((), ()), holder.read()):
                     fill(holder.owner, copy)
+                    if isinstance(copy, torch.Tensor) and holder.owner.is_leaf:
+                        holder.owner.requires_grad_(copy.requires_grad)
             elif content is not None:
                 holder.put(content)
 
@@ -651,7 +678,7 @@ def _undrawn(packed: Any) -> Any:
         return [*map(_undrawn, packed)]
     if not isinstance(packed, dict):
         return packed
-    if packed.get("@") in ("random", "generator", "bits"):
+    if packed.get("@") in ("random", "generator", "bits", "legacy"):
         return {"@": packed["@"]}
     return {key: _undrawn(part) for key, part in packed.items()}
 

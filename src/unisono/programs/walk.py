@@ -68,6 +68,8 @@ _OF_PROCESS: tuple[Any, ...] = (
 )
 _OF_PROCESS += (logging.Logger, logging.Handler, logging.LoggerAdapter)
 _OF_PROCESS += (threading.Condition, threading.Event, threading.local, type(sys))
+_FLAGS = {threading.Event: ("_flag",), threading.Semaphore: ("_value",)}
+_FLAGS[threading.BoundedSemaphore] = ("_value",)
 _OF_RUNS = (
     "unisono.training",
     "unisono.engine",
@@ -216,6 +218,7 @@ class Walk:
         kind = type(value)
         if value is h.SETTINGS_OF_PROCESS:
             self._note(path, h.SETTINGS, value, self.names, own=True)
+            self._note("torch.autocast", h.AUTOCAST, torch.autocast, own=True)
         elif isinstance(value, dict):
             if not is_of_interpreter(value):
                 yield from self._hold(path, h.ENTRIES, value, own=is_own)
@@ -233,9 +236,11 @@ class Walk:
             self._note(path, h.CONTENTS, value, own=is_own)
             if isinstance(value, np.ndarray) and value.dtype.hasobject:
                 self.lost[path] = f"{h.name_of(kind)} of records with objects"
-            if kind not in h.ARRAYS:
-                beside = h.TENSOR if isinstance(value, torch.Tensor) else h.ATTRIBUTES
-                yield from self._hold(path, beside, value, own=is_own)
+            if not isinstance(value, torch.Tensor):
+                if kind is not np.ndarray:
+                    yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
+            elif kind is not torch.Tensor or value.requires_grad or vars(value):
+                yield from self._hold(path, h.TENSOR, value, h.GRADIENT, own=is_own)
         elif isinstance(value, memoryview):
             self.lost[path] = kind.__name__  # what is behind it cannot be put back
         elif isinstance(value, contextvars.ContextVar):
@@ -248,7 +253,10 @@ class Walk:
             if not h.gives_steps(value):
                 yield from self._hold(path, h.SUSPENDED, value, own=is_own)
         elif isinstance(value, CACHED):
-            self._note(path, h.CACHE, value, own=is_own)
+            if (results := h.results_of(value)) is None:
+                self._note(path, h.CACHE, value, own=is_own)
+            else:
+                self._note(path, h.ENTRIES, results, own=is_own)
             yield path, value.__wrapped__, is_own
         elif isinstance(value, types.MethodType):
             yield path, value.__self__, False
@@ -413,6 +421,8 @@ class Walk:
         if isinstance(value, threading.local):
             yield from self._hold(path, h.ATTRIBUTES, value, own=True)
         if isinstance(value, _OF_PROCESS) or (not own and is_of_process(value)):
+            if is_own and h.attributes_of(value) and not isinstance(value, threading.local):
+                self._note(path, h.NAMED, value, _FLAGS.get(kind, self.names), own=True)
             return
         without: Collection[str] | None = None
         if isinstance(value, nn.Module):

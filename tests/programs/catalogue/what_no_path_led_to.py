@@ -222,6 +222,260 @@ t = trainer(net(), masked, callbacks=[Shrinks()])
 fit(t)
 
 
+# %% spawned: SAME
+class Falls(Callback):
+    def __init__(self):
+        self.a = np.random.default_rng(7)
+
+    def on_step_end(self, fit, step):
+        fit.optimizer.param_groups[0]["lr"] = 0.1 * self.a.spawn(1)[0].random()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% spawned_of_new: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.a = np.random.default_rng(7)
+
+    def on_step_end(self, fit, step):
+        fit.optimizer.param_groups[0]["lr"] = 0.1 * self.a.spawn(1)[0].random()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% attribute_of_plain_tensor: SAME
+class Falls(Callback):
+    def __init__(self):
+        self.t = torch.zeros(2)
+        self.t.rate = 0.1
+
+    def on_step_end(self, fit, step):
+        self.t.rate *= 0.95
+        fit.optimizer.param_groups[0]["lr"] = self.t.rate
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% attribute_of_new_tensor: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.t = nn.Parameter(torch.zeros(2))
+        self.t.rate = 0.1
+
+    def on_step_end(self, fit, step):
+        self.t.rate = self.t.__dict__.get("rate", 0.1) * 0.95
+        fit.optimizer.param_groups[0]["lr"] = self.t.rate
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% tensor_subclass: SAME
+class Half(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.mul_:
+            args = (args[0], args[1] * 0.9)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.t = torch.full((1,), 0.1).as_subclass(Half)
+
+    def on_step_end(self, fit, step):
+        self.t.mul_(0.99)
+        fit.optimizer.param_groups[0]["lr"] = self.t.item()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% numpy_scalars_of_kinds: SAME
+class Falls(Callback):
+    def __init__(self):
+        self.c = np.complex64(0.1)
+        self.s = np.str_("a")
+        self.d = np.datetime64("2020-01-01")
+        self.l = np.longdouble(0.1)
+
+    def on_step_end(self, fit, step):
+        self.c *= np.complex64(0.95)
+        self.s = np.str_(self.s + "a")
+        self.d = self.d + np.timedelta64(1, "D")
+        self.l *= np.longdouble(0.99)
+        days = (self.d - np.datetime64("2020-01-01")).astype(int)
+        lr = float(self.c.real) * float(self.l) * len(self.s) / (1 + int(days))
+        fit.optimizer.param_groups[0]["lr"] = lr
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% event_flag: SAME
+import threading
+
+
+class Falls(Callback):
+    def __init__(self):
+        self.e = threading.Event()
+
+    def on_step_end(self, fit, step):
+        if step.number == 4:
+            self.e.set()
+        if self.e.is_set():
+            fit.optimizer.param_groups[0]["lr"] *= 0.95
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% semaphore: SAME
+import threading
+
+
+class Falls(Callback):
+    def __init__(self):
+        self.e = threading.Semaphore(30)
+
+    def on_step_end(self, fit, step):
+        self.e.acquire()
+        fit.optimizer.param_groups[0]["lr"] = 0.1 / self.e._value
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% bar_of_tqdm: SAME
+from tqdm import tqdm
+
+
+class Falls(Callback):
+    def __init__(self):
+        self.bar = tqdm(total=24, file=open("bar.txt", "w"))
+
+    def on_step_end(self, fit, step):
+        self.bar.update()
+        fit.optimizer.param_groups[0]["lr"] = 0.1 * 0.95**self.bar.n
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% cache_of_results: SAME
+calls = []
+
+
+@functools.cache
+def rate(epoch):
+    return 0.1 * 0.9 ** (torch.rand(1).item())
+
+
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        fit.optimizer.param_groups[0]["lr"] = rate(step.number // 6)
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% cache_bounded: TOLD stored
+@functools.lru_cache
+def rate(epoch):
+    return 0.1 * 0.9 ** (torch.rand(1).item())
+
+
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        fit.optimizer.param_groups[0]["lr"] = rate(step.number // 7)
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% module_imported_late: TOLD imported
+
+
+Path("late_settings.py").write_text("rate = 0.1\n")
+
+
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        import late_settings
+
+        late_settings.rate *= 0.95
+        fit.optimizer.param_groups[0]["lr"] = late_settings.rate
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% grad_outside: SAME
+class Falls(Callback):
+    def __init__(self):
+        self.w = nn.Parameter(torch.full((2,), 0.1))
+        self.opt = SGD([self.w], lr=0.01)
+
+    def on_step_end(self, fit, step):
+        (self.w.sum() * (1 + step.number)).backward()
+        if step.number % 3 == 2:
+            self.opt.step()
+            self.opt.zero_grad()
+        fit.optimizer.param_groups[0]["lr"] = abs(float(self.w.detach()[0])) / 10
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% requires_grad_outside: SAME
+class Falls(Callback):
+    def __init__(self):
+        self.net = nn.Linear(2, 1)
+        self.opt = SGD(self.net.parameters(), lr=0.01)
+        self.net.weight.requires_grad_(False)
+
+    def on_step_end(self, fit, step):
+        if step.number == 4:
+            self.net.weight.requires_grad_(True)
+        self.opt.zero_grad()
+        self.net(torch.ones(2)).sum().backward()
+        self.opt.step()
+        fit.optimizer.param_groups[0]["lr"] = abs(float(self.net.weight.sum().detach())) / 10
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% autocast_left_open: REFUSED
+# says: left open
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 4:
+            torch.autocast("cpu", torch.bfloat16).__enter__()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
 # %% series_in_place: SAME
 import pandas as pd
 
@@ -236,4 +490,123 @@ class Falls(Callback):
 
 
 t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% hook_on_new_tensor: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.w = nn.Parameter(torch.full((1,), 0.1))
+        self.w.register_hook(lambda g: g * 0.5)
+
+    def on_step_end(self, fit, step):
+        self.w.grad = None
+        (self.w * 1.0).sum().backward()
+        with torch.no_grad():
+            self.w -= 0.001 * self.w.grad
+        fit.optimizer.param_groups[0]["lr"] = float(self.w.detach())
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% gradient_of_a_new_one: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.w = nn.Parameter(torch.full((2,), 0.1))
+
+    def on_step_end(self, fit, step):
+        (self.w.sum() * (1 + step.number)).backward()
+        if step.number % 4 == 3:
+            with torch.no_grad():
+                self.w -= 0.0001 * self.w.grad
+            self.w.grad = None
+        fit.optimizer.param_groups[0]["lr"] = abs(float(self.w.detach()[0]))
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% frame_in_place: SAME
+import pandas as pd
+
+
+class Falls(Callback):
+    def __init__(self):
+        self.d = pd.DataFrame({"rate": [0.1, 0.2], "n": [1, 2]})
+
+    def on_step_end(self, fit, step):
+        self.d.loc[0, "rate"] *= 0.95
+        self.d.at[1, "n"] += 1
+        fit.optimizer.param_groups[0]["lr"] = float(self.d.loc[0, "rate"]) / int(self.d.at[1, "n"])
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% random_state_new: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.r = np.random.RandomState(3)
+
+    def on_step_end(self, fit, step):
+        fit.optimizer.param_groups[0]["lr"] = 0.1 * self.r.rand()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% event_in_a_loss: SAME
+import threading
+
+late = threading.Event()
+
+
+def weighed(m, b):
+    return F.cross_entropy(m(b[0]), b[1]) * (0.5 if late.is_set() else 1.0)
+
+
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 5:
+            late.set()
+
+
+t = trainer(net(), weighed, callbacks=[Falls()])
+fit(t)
+
+
+# %% spawned_in_a_dataset: SAME
+class Noisy(Dataset):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, i):
+        return X[i] + float(self.rng.spawn(1)[0].normal()) * 0.1, Y[i]
+
+
+t = trainer(net())
+fit(t, Noisy())
+
+
+# %% rate_by_a_bar_that_passes_count: REFUSED
+# says: `loss.bar.n` carries over
+from tqdm import tqdm
+
+bar = tqdm(total=24, file=open("bar.txt", "w"))
+
+
+def shown(m, b):
+    bar.update()
+    return F.cross_entropy(m(b[0]), b[1]) * 0.99**bar.n
+
+
+t = trainer(net(), shown)
 fit(t)

@@ -211,6 +211,44 @@ def main():
 r = main()
 
 
+# %% generators_share_bits: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        bits = np.random.PCG64(7)
+        self.a, self.b = np.random.Generator(bits), np.random.Generator(bits)
+
+    def on_step_end(self, fit, step):
+        fit.optimizer.param_groups[0]["lr"] = 0.1 * self.a.random() * self.b.random()
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% borg: SAME
+class Borg:
+    shared = {}
+
+    def __init__(self):
+        self.__dict__ = self.shared
+
+
+Borg().rate = 0.1
+
+
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.a, self.b = Borg(), Borg()
+
+    def on_step_end(self, fit, step):
+        self.a.rate *= 0.95
+        fit.optimizer.param_groups[0]["lr"] = self.b.rate
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
 # %% first_of_two_that_saves: SAME
 class ASaves(Callback):
     def __init__(self):
@@ -394,6 +432,21 @@ class Falls(Callback):
 
     def on_step_end(self, fit, step):
         fit.optimizer.param_groups[0]["lr"] = next(self.rates.a)
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% view_of_complex: SAME
+class Falls(Callback):
+    def on_begin(self, fit):
+        self.base = np.full(4, 0.1 + 0j)
+        self.part = self.base[:2]
+
+    def on_step_end(self, fit, step):
+        self.part *= 0.95
+        fit.optimizer.param_groups[0]["lr"] = float(self.base[0].real)
 
 
 t = trainer(net(), callbacks=[Falls()])
