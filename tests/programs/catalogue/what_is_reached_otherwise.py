@@ -13,7 +13,11 @@ fit(t)
 
 
 # %% module_attribute: SAME
-Path("settings.py").write_text("rate = 0.1\n")
+import sys
+import tempfile
+
+sys.path.insert(0, tempfile.mkdtemp())
+Path(sys.path[0], "settings.py").write_text("rate = 0.1\n")
 import settings
 
 
@@ -31,9 +35,13 @@ fit(t)
 
 
 # %% scale_in_nested_module: SAME
-Path("mine").mkdir(exist_ok=True)
-Path("mine/__init__.py").write_text("")
-Path("mine/conf.py").write_text("scale = 1.0\n")
+import sys
+import tempfile
+
+sys.path.insert(0, tempfile.mkdtemp())
+Path(sys.path[0], "mine").mkdir()
+Path(sys.path[0], "mine/__init__.py").touch()
+Path(sys.path[0], "mine/conf.py").write_text("scale = 1.0\n")
 import mine.conf
 
 
@@ -303,7 +311,11 @@ fit(t)
 
 
 # %% imported_in_a_method: SAME
-Path("settings.py").write_text("rate = 0.1\n")
+import sys
+import tempfile
+
+sys.path.insert(0, tempfile.mkdtemp())
+Path(sys.path[0], "settings.py").write_text("rate = 0.1\n")
 import settings as _loaded_before
 
 

@@ -411,7 +411,11 @@ fit(t)
 # %% module_imported_late: TOLD imported
 
 
-Path("late_settings.py").write_text("rate = 0.1\n")
+import sys
+import tempfile
+
+sys.path.insert(0, tempfile.mkdtemp())
+Path(sys.path[0], "late_settings.py").write_text("rate = 0.1\n")
 
 
 class Falls(Callback):
