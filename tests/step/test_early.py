@@ -163,3 +163,32 @@ def test_an_error_in_the_backward_pass_takes_the_hooks_away():
         raise ZeroDivisionError
     layer(torch.ones(1, 3)).sum().backward()
     assert not exchange.seen
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("places", ["aa", "ab a", "abba"])
+def test_gradients_that_reuse_memory_are_refused(places, early):
+    there = [nn.Parameter(torch.zeros(4, 3))]
+    memory = {place: torch.zeros(12) for place in "ab"}
+    stack = GradientStack(there, [Node(0, len(places))])
+
+    def push(shard, place):
+        if place == " ":
+            there[0].grad = None
+        else:
+            there[0].grad = memory[place].fill_(shard + 1).view(4, 3)  # another object each time
+            if early and shard == stack.last_shard:
+                stack.add_early(0, there[0].grad)
+        stack.push(shard)
+
+    with pytest.raises(RuntimeError, match=r"shape \(4, 3\) overwrites that of an earlier"):
+        for shard, place in enumerate(places):
+            push(shard, place)
+
+
+def test_empty_gradients_have_no_memory_in_common():
+    there = [nn.Parameter(torch.zeros(0, 3))]
+    stack = GradientStack(there, [Node(0, 2)])
+    for shard in range(2):
+        there[0].grad = torch.zeros(0, 3)
+        stack.push(shard)

@@ -71,6 +71,8 @@ class GradientStack:
         for parameter in self._parameters:
             gradients.append(parameter.grad)
             parameter.grad = None
+        for pushed in self._stack:
+            _check_apart(pushed, gradients)
         if self._early:
             sums, _ = self._early.take(gradients)
             for index, total in sums.items():
@@ -86,6 +88,19 @@ class GradientStack:
             self._stack.append(_added(left, right, is_divided=self._is_divided))
         part = self._part_ending.get(shard)
         return None if part is None else (part, self._stack.pop())
+
+
+def _check_apart(pushed: Gradients, gradients: Gradients) -> None:
+    """Raise RuntimeError if a gradient has overwritten that of an earlier shard."""
+    for left, right in zip(pushed, gradients, strict=True):
+        if left is None or right is None or right.layout != torch.strided:
+            continue
+        if left.data_ptr() == right.data_ptr() != 0:  # 0: they are empty
+            raise RuntimeError(
+                f"the gradients of two shards must not share memory, but one of shape "
+                f"{tuple(right.shape)} overwrites that of an earlier shard: return a copy "
+                f"(`.clone()`) from the hook or the `backward` that reuses its memory."
+            )
 
 
 def _added(left: Gradients, right: Gradients, *, is_divided: bool) -> Gradients:
