@@ -87,6 +87,27 @@ class Counting(Caching):
     key, value = 3, 4
 
 
+class Viewing(Whole):
+    """Keeps rows of what it also keeps as a whole."""
+
+    def direction(self, parameter, state):
+        if not state:
+            state["mean"] = torch.zeros_like(parameter)
+            state["rows"] = state["mean"][1:]
+        state["mean"].lerp_(parameter.grad, 0.1)
+        state["rows"].mul_(0.5)
+        return state["mean"]
+
+
+class Common(Whole):
+    """Keeps one count for all parameters."""
+
+    def direction(self, parameter, state):
+        state["count"] = self.state.setdefault("count", torch.zeros(()))
+        state["count"] += 1
+        return parameter.grad / state["count"]
+
+
 class Madgrad(Whole):
     """Counts its steps, and more, beside the state of its parameters."""
 
@@ -240,6 +261,8 @@ def test_any_number_of_workers_goes_on(kind, tmp_path):
         (Caching, "the optimizer's `cache` must be a tensor, a number or a text to be kept"),
         (Counting, "an optimizer must name its state by texts to have it kept, but has 3"),
         (Lookahead, "but Lookahead's `state_dict` also has `base`"),
+        (Viewing, "but `mean/.*` and `rows/.*` do: keep a"),
+        (Common, "must not share memory to be kept with a run"),
         (Quiet, "but Quiet's `base` is another optimizer with separate state"),
     ],
 )

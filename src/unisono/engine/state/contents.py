@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from unisono.engine.state.optimizer_state import move_state, named_states
+from unisono.engine.state.optimizer_state import move_state, named_states, overlapping
 from unisono.engine.state.optimizers import check_optimizer, is_elementwise, kind_of
 from unisono.engine.state.packing import tensors_in
 from unisono.runtime.device import HOST, Device, in_rows, is_on_host
@@ -107,18 +107,12 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
 
 
 def _check_apart(named: Mapping[str, torch.Tensor]) -> None:
-    places = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name)
-        for name, tensor in named.items()
-        if tensor.numel()
-    )
-    for (_, end, name), (start, _, other) in itertools.pairwise(places):
-        if start < end:
-            raise ValueError(
-                f"parameters and buffers must be the same object or lie apart, but `{name}` and "
-                f"`{other}` are two objects over the same memory: tie parameters with "
-                f"`a.weight = b.weight`; of two buffers keep one, or register a `.clone()`."
-            )
+    if pair := overlapping(named):
+        raise ValueError(
+            f"parameters and buffers must be the same object or lie apart, but `{pair[0]}` and "
+            f"`{pair[1]}` are two objects over the same memory: tie parameters with "
+            f"`a.weight = b.weight`; of two buffers keep one, or register a `.clone()`."
+        )
 
 
 def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:

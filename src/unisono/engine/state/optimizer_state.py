@@ -7,6 +7,7 @@ If each worker keeps only its pieces, ``optimizer.state`` lists which parameters
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any, NoReturn
 
@@ -54,7 +55,29 @@ def take_state(
         if _is_direct(key, value)
     }
     rest = {name: _take_rest(name, state, tensors) for name, state in states.items()}
+    if pair := overlapping({**named, **tensors}):
+        raise CheckpointError(
+            f"tensors of an optimizer's state must not share memory to be kept with a run, since "
+            f"each is restored separately, but `{pair[0]}` and `{pair[1]}` do: keep a `.clone()`, "
+            f"or keep one and compute the other from it."
+        )
     return tensors, {name: packed for name, packed in rest.items() if packed}
+
+
+def overlapping(named: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+    """Return the names of two tensors that share memory; None if there are none."""
+    places = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor), name)
+        for name, tensor in named.items()
+        if tensor.numel() and tensor.layout == torch.strided
+    )
+    pairs = itertools.pairwise(places)
+    return next(((one[2], other[2]) for one, other in pairs if other[0] < one[1]), None)
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
 
 
 def join_state(
