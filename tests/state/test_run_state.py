@@ -1,8 +1,12 @@
 """What a run's state says after it was put back."""
 
+import json
+
 import torch
 
+from unisono.engine.state.optimizer_state import group_options
 from unisono.engine.state.run_state import RunState
+from unisono.engine.state.saved import apply_groups
 
 
 def make():
@@ -48,3 +52,18 @@ def test_a_loop_left_in_a_validation_keeps_the_modes_of_its_steps():
     left, _ = state.collect({}, with_optimizer=False, was_left=True)
     assert left["modes"]["evaluating"] == []
     assert modes_in(state)["evaluating"] == ["", "0", "1"]
+
+
+def test_options_that_are_tensors_stay_tensors():
+    def optimizer(*numbers):
+        rate, *betas = map(torch.tensor, numbers)
+        parameters = [torch.nn.Parameter(torch.zeros(2))]
+        return torch.optim.Adam(parameters, lr=rate, betas=tuple(betas), foreach=False)
+
+    saved, here = optimizer(0.1, 0.8, 0.9), optimizer(0.2, 0.7, 0.95)
+    (group,) = here.param_groups
+    tensors = [group["lr"], *group["betas"]]
+    apply_groups(json.loads(json.dumps(group_options(saved))), here)
+    assert type(group["betas"]) is tuple
+    assert [id(one) for one in (group["lr"], *group["betas"])] == [*map(id, tensors)]
+    assert torch.equal(torch.stack(tensors), torch.tensor([0.1, 0.8, 0.9]))

@@ -131,11 +131,17 @@ def apply_groups(
             del group[key]
         for key, value in values.items():
             if key != "params":
-                here = group.get(key)  # the program may have added others while it ran
-                if isinstance(here, torch.Tensor):
-                    here.fill_(value)
-                else:
-                    group[key] = tuple(value) if isinstance(here, tuple) else value
+                # The program may have added others while it ran.
+                group[key] = _of_kind(group.get(key), value)
+
+
+def _of_kind(here: Any, value: Any) -> Any:
+    """Return a value, checked to be alike, as the kind of the present one; tensors are filled."""
+    if isinstance(here, torch.Tensor):
+        return here.fill_(value)
+    if isinstance(here, (list, tuple)):
+        return type(here)(map(_of_kind, here, value))
+    return value
 
 
 def _check_facts(facts: Any) -> None:
