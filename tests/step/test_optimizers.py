@@ -136,3 +136,24 @@ def test_any_option_that_a_pass_changes_is_named_and_compared(name, change):
     with pytest.raises(RuntimeError, match=f"they set `{name}` of the optimizer"):
         options.check()
     assert options.note() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("lr", torch.tensor(0.1), 0.2),
+        ("lr", torch.tensor(0.1), torch.tensor(0.1).item()),
+        ("lr", torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64)),
+        ("lr", 0.1, torch.tensor(0.2)),
+        ("betas", (torch.tensor(0.9), torch.tensor(0.99)), (torch.tensor(0.9), 0.99)),
+    ],
+)
+def test_an_option_stays_a_tensor_or_a_number_while_a_loop_is_under_way(name, before, after):
+    _, optimizer = make()
+    (group,) = optimizer.param_groups
+    group[name] = before
+    options = Options(optimizer)
+    options.note()
+    group[name] = after
+    with pytest.raises(RuntimeError, match=f"must stay a number, or a tensor .* `{name}` was"):
+        options.note()

@@ -38,11 +38,13 @@ class Options:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._number = optimizer, 0
         self._seen: list[dict[str, Any]] = []
+        self._kinds = self._kinds_now()
 
     def note(self) -> int:
         """Record the options before passes; return 32 bits that are equal if the options are."""
         now = self._now()
         if now != self._seen:
+            self._check_kinds()
             self._seen = now
             plain = [
                 {name: value for name, value in group.items() if isinstance(value, _PLAIN)}
@@ -70,6 +72,24 @@ class Options:
             f"`schedule=`, or set it before the step, as in a callback's `on_step_begin`."
         )
 
+    def _check_kinds(self) -> None:
+        """Raise RuntimeError if numbers have become tensors, or the other way round."""
+        for before, now in zip(self._kinds, self._kinds_now(), strict=False):
+            for name in before.keys() & now.keys():
+                if before[name] != now[name]:
+                    raise RuntimeError(
+                        f"an option of an optimizer must stay a number, or a tensor of one dtype, "
+                        f"while a loop is under way, as the run keeps its value alone, but "
+                        f"`{name}` was {before[name]} and is {now[name]}: set it to `float(…)`, or "
+                        f"change the tensor in place (`fill_`)."
+                    )
+
+    def _kinds_now(self) -> list[dict[str, str]]:
+        return [
+            {name: _kind_of(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
     def _now(self) -> list[dict[str, Any]]:
         return [
             {name: _comparable(value) for name, value in group.items() if name != "params"}
@@ -77,10 +97,16 @@ class Options:
         ]
 
 
+def _kind_of(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and value:
+        return " and ".join(sorted({*map(_kind_of, value)}))
+    return str(value.dtype) if isinstance(value, torch.Tensor) else "no tensor"
+
+
 def _comparable(value: Any) -> Any:
-    """Return an option as a value of its own: a tensor as numbers, a list as a tuple."""
+    """Return an option as a value of its own: a tensor as dtype and numbers, a list as a tuple."""
     if isinstance(value, torch.Tensor):
-        value = value.tolist()
+        value = str(value.dtype), value.tolist()
     return tuple(map(_comparable, value)) if isinstance(value, (list, tuple)) else value
 
 
