@@ -232,3 +232,20 @@ def test_on_accelerators_what_a_program_took_counts_and_nothing_else(accelerator
     (found,) = References(list(model.parameters()), ()).all
     assert found.parameter is model.weight
     assert found.there.data_ptr() == taken.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_the_signs_of_zeros_count(dtype):
+    def signs(tensor):
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        return {bool(sign) for sign in torch.signbit(real).flatten()}
+
+    parameter = nn.Parameter(torch.zeros(3, 2, dtype=dtype).t())
+    kept = parameter.data
+    references = References([parameter], [])
+    parameter.data = parameter.data.clone().neg_()
+    references.show()
+    assert signs(kept) == {True}
+    kept.neg_()
+    references.take()
+    assert signs(parameter.detach()) == {False}

@@ -16,6 +16,8 @@ from typing import NamedTuple, final
 
 import torch
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
 
 class _Reference(NamedTuple):
     """A parameter, the memory that it had before the loop, and what both were when last equal."""
@@ -48,15 +50,16 @@ class References:
         """Make both memories equal between two steps, whichever of them the program has changed."""
         for parameter, there, last in self.all:
             here = parameter.data
-            if here.shape == there.shape and not torch.equal(there, last):
-                here.copy_(torch.where(_differs(there, last), there, here))
+            if here.shape == there.shape and not _is_same(there, last):
+                bits, mine = _bits(there), _bits(here)
+                mine.copy_(torch.where(bits != _bits(last), bits, mine))
         self.show()
 
     def show(self) -> None:
         """Copy what a step has updated to the other memory."""
         for parameter, there, last in self.all:
             here = parameter.data
-            is_same = torch.equal(here, last) and torch.equal(there, last)
+            is_same = _is_same(here, last) and _is_same(there, last)
             if here.shape == there.shape and not is_same:
                 there.copy_(here)
                 last.copy_(here)
@@ -69,8 +72,14 @@ class References:
         self.all = []
 
 
-def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return (one != other) & ~(one.isnan() & other.isnan())
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """View elements as integers, which tell -0.0 from 0.0 and a NaN from another."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.view(_INTEGERS[real.itemsize])
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:
