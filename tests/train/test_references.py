@@ -1,5 +1,6 @@
 """What a program took of a parameter's memory before `fit` stays the parameter's."""
 
+import copy
 import functools
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.callbacks import Callback
 from unisono.engine.exchange.references import References
+from unisono.runtime.device import notices
 
 
 def data():
@@ -249,3 +251,21 @@ def test_the_signs_of_zeros_count(dtype):
     kept.neg_()
     references.take()
     assert signs(parameter.detach()) == {False}
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_state_that_is_loaded_twice_without_a_copy_is_reported(capfd, copies):
+    notices().discard("loaded again")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    run = unisono.Run(model, optimizer, shards=2)
+    data, kept = TensorDataset(torch.randn(32, 4)), {}
+    for step in run.steps(data, batch_size=8, steps=6):
+        with step:
+            for (rows,) in step.shards:
+                step.backward(model(rows).pow(2).mean())
+        if step.number == 1:
+            kept = copy.deepcopy(optimizer.state_dict())
+        if step.number in (2, 4):
+            optimizer.load_state_dict(copy.deepcopy(kept) if copies else kept)
+    assert ("is loaded again from tensors" in capfd.readouterr().err) != copies

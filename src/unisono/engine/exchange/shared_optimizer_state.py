@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import chain
@@ -15,6 +16,9 @@ from typing_extensions import override
 from unisono.engine.exchange.arena import Arena, Region
 from unisono.engine.state.optimizers import state_like
 from unisono.plan.shards import Piece
+from unisono.runtime.device import notices
+from unisono.runtime.notices import say
+from unisono.runtime.world import world
 
 
 class StateKey(NamedTuple):
@@ -72,8 +76,29 @@ def lay_down(
         if has_state(keys[index], there):
             flags[index] = 1
             for name, key in keys[index].items():
+                _note_taken(there[name])
                 into.put(key.at, there[name])
     return bytes(flags)
+
+
+_taken = weakref.WeakValueDictionary[int, torch.Tensor]()
+_LOADED_AGAIN = (
+    "the optimizer's state is loaded again from tensors that it was loaded from before: here they "
+    "still have those values, but torch's optimizers update the tensors that they are given, so a "
+    "plain loop loads others now: load a copy each time, "
+    "`optimizer.load_state_dict(copy.deepcopy(state))`"
+)
+
+
+def _note_taken(value: Any) -> None:
+    """Report once that the program puts the same tensor into an optimizer's state again."""
+    if not isinstance(value, torch.Tensor):
+        return
+    is_known = _taken.get(id(value)) is value
+    _taken[id(value)] = value
+    if is_known and "loaded again" not in notices() and world().rank == 0:
+        notices().add("loaded again")
+        say(_LOADED_AGAIN)
 
 
 def place_of(states: Region, piece: Piece, key: StateKey) -> torch.Tensor:
@@ -161,6 +186,7 @@ class SharedOptimizerState(PiecesOfState):
             if has:
                 for name, place in self._shown[index].items():
                     if there[name] is not place:
+                        _note_taken(there[name])
                         place.copy_(torch.as_tensor(there[name]))
                         there[name], is_new = place, True
         self._seen = [*chain.from_iterable(map(dict.values, state.values()))]

@@ -140,7 +140,8 @@ def _of_kind(here: Any, value: Any) -> Any:
     if isinstance(here, torch.Tensor):
         return here.fill_(value)
     if isinstance(here, (list, tuple)):
-        return type(here)(map(_of_kind, here, value))
+        are_alike = len(here) == len(value)
+        return type(here)(map(_of_kind, here, value) if are_alike else value)
     return value
 
 
