@@ -253,3 +253,27 @@ def test_on_a_device_the_same_is_found(accelerator):
     assert (error.module, "whose input is finite" in str(error)) == ("middle", True)
     error, _ = failing(Root(), device="sim:0", clip_norm=1.0)
     assert len(error.parameters) == 4
+
+
+def buffers_after(fails):
+    torch.manual_seed(0)
+    model = Model(nn.Identity())
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        lambda model, batch: (
+            fails(mean(model, batch)) if unisono.progress().step else 0 * mean(model, batch)
+        ),
+        shards=3,
+    )
+    with pytest.raises((KeyError, unisono.errors.NonFiniteLossError)):
+        trainer.fit(data(), batch_size=12, epochs=1)
+    return [buffer.tolist() for buffer in model.buffers()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [lambda loss: {}["none"], lambda loss: loss * NAN])
+def test_a_program_that_catches_the_error_has_the_same_buffers_on_every_worker(fails):
+    alone = buffers_after(fails)
+    assert alone[-1] == 1  # batches
+    assert unisono.launch(buffers_after, fails, workers=3) == [alone] * 3

@@ -394,7 +394,13 @@ class Step(DoneStep):
     ) -> bool | None:
         if error is not None or not self._have_all_arrived:
             self._engine.end_passes()
-        self._finish(error)
+        try:
+            self._finish(error)
+        finally:
+            if not self._is_finished:
+                # Each worker's last shard has left others, and the program may catch the error.
+                with suppress(RuntimeError):  # the step's error is raised in any case
+                    self._engine.exchange.buffers.restore()
         if error is None and self.is_done:
             self._boundary.count(self.means)
         return None
