@@ -3,6 +3,8 @@
 The checkpoint had the step, and a schedule that had not seen it stayed a step behind for good.
 """
 
+import contextlib
+
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -101,6 +103,22 @@ def test_the_same_process_goes_on_as_well():
         fit(trainer)
     trainer.callbacks[0].moment = ""
     assert fit(trainer) == whole
+
+
+def went_on(moment):
+    trainer = made(None, "step", moment)
+    with contextlib.suppress(CallbackError, OSError):
+        fit(trainer)
+    trainer.callbacks[0].moment = ""
+    return fit(trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["on_step_end", "metric"])
+def test_what_was_left_is_drawn_once_if_a_worker_is_lost_in_the_next_update(moment, monkeypatch):
+    whole = went_on("")
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=4,at=update")
+    assert unisono.launch(went_on, moment, workers=2) == [whole] * 2
 
 
 def test_a_stop_that_was_left_comes_before_the_next_step(tmp_path):

@@ -25,7 +25,6 @@ from unisono.runtime.checkpoint.run_directory import ENDED, LEFT
 from unisono.runtime.timeouts import MEETING, NOTICE
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import NoRecovery
-from unisono.training.callbacks.callback import Callback
 from unisono.training.first_loss import FIRST_LOSS
 from unisono.training.identity import SAMPLES, check_switches, identity
 from unisono.training.run_context import RunContext
@@ -94,11 +93,8 @@ class Boundary:
         while self._snapshot(wait=True) is None:
             # Before the first step every worker has the leader's state.
             self._exchange.trust_leader()
-        own = self.run.observer.own_callbacks.values()
-        if any(getattr(one.on_begin, "__func__", None) is not Callback.on_begin for one in own):
-            self._planned = (
-                BoundaryTasks.SNAPSHOT
-            )  # `on_begin` is not called again after going back
+        if self.run.observer.acts_at_begin:  # which is not done again after going back
+            self._planned = BoundaryTasks.SNAPSHOT
 
     def begin_step(self, step: int) -> None:
         """Record that a step has begun."""

@@ -132,6 +132,14 @@ class FitUnderWay(Observer):
             self._is_over = True
 
     @property
+    @override
+    def acts_at_begin(self) -> bool:  # type: ignore[override]
+        own = self.own_callbacks.values()
+        return self._conclusions.left is not None or any(
+            getattr(one.on_begin, "__func__", None) is not Callback.on_begin for one in own
+        )
+
+    @property
     def validated_model(self) -> nn.Module:
         """The model to validate: `model`, or what ``fit(validate_model=…)`` returns now."""
         return self.model if self._validated is None else self._validated()

@@ -38,6 +38,7 @@ class Observer:
 
     runs_program_code = True
     own_callbacks: Mapping[str, Any] = MappingProxyType({})
+    acts_at_begin = False  # whether `begin` may change what is saved with the run
 
     def say(self, line: str) -> None:
         """Print one line for the user."""
