@@ -338,3 +338,51 @@ def test_an_epoch_goes_on_as_it_began_and_other_batches_are_told(tmp_path, monke
     monkeypatch.setattr(in_batches, "LENGTHS", LENGTHS[::-1])
     train("tokens", steps=4, directory=tmp_path)
     assert "would now return a different order" in capsys.readouterr().out
+
+
+class Growing:
+    """Its batches grow: a callback says so at the end of an epoch."""
+
+    def __init__(self):
+        self.size = 8
+
+    def __iter__(self):
+        return map(torch.Tensor.tolist, torch.randperm(N).split(self.size))
+
+
+class Grows(unisono.callbacks.Callback):
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def on_epoch_end(self, fit):
+        self.sampler.size *= 2
+
+
+def train_growing(loader_workers=0, steps=None, **options):
+    sampler, (model, optimizer) = Growing(), model_of()
+    trainer = unisono.Trainer(model, optimizer, loss_of, callbacks=[Grows(sampler)], **options)
+    data = Subset(Augmented(), range(N))
+    trainer.fit(
+        DataLoader(data, batch_sampler=sampler, num_workers=loader_workers), epochs=3, steps=steps
+    )
+    return trainer.digest(), trainer.run.position.step
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        row, label = SETS[index]
+        return row + 0.1 * torch.randn(6), label
+
+
+def test_batches_that_a_callback_changes_at_the_end_of_an_epoch_are_read_ahead_as_changed():
+    alone = train_growing()
+    assert alone[1] == sum(-(-N // size) for size in (8, 16, 32))
+    assert train_growing(loader_workers=2) == alone
+
+
+def test_a_run_resumed_between_two_epochs_has_the_batches_that_a_callback_has_changed(tmp_path):
+    train_growing(steps=-(-N // 8), directory=tmp_path)
+    assert train_growing(directory=tmp_path) == train_growing()

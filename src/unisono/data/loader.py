@@ -290,7 +290,8 @@ class Loader:
                 return ahead
         self._end()
         order, num_epochs = self._epoch(place.epoch).order, self._num_epochs
-        if self._is_long and order is not None:  # new processes will inherit the next one
+        # New processes inherit the next order: a long one, or what a sampler returns by then.
+        if order is not None and (self._is_long or self._plan.order_of is not None):
             num_epochs = min(num_epochs, place.epoch + 1)
         places = upcoming(self._plan, shards, place, self._num_batches, num_epochs)
         requests = ((place, self._epoch(place.epoch).digest) for place in places)

@@ -200,11 +200,11 @@ class Checkpoints:
             takes_program=self._saving.options == OF_PROGRAM,
         ):
             self._say(warning)
-        steps_per_epoch = plan.at(position.epoch).steps_per_epoch
-        if position.batch >= steps_per_epoch:
+        # What a batch sampler cuts may depend on what is restored later.
+        if plan.cuts is None and position.batch >= plan.steps_per_epoch:
             raise CheckpointError(
-                f"a checkpoint must be at a step within an epoch of {steps_per_epoch} steps, but "
-                f"{entry.path.name} is at {snapshot.facts['position']}: it was modified."
+                f"a checkpoint must be at a step within an epoch of {plan.steps_per_epoch} steps, "
+                f"but {entry.path.name} is at {snapshot.facts['position']}: it was modified."
             )
         self.set_aside(position.step)
         self._say(f"resuming from checkpoint {entry.path.name} in {self._run_directory.folder}")
