@@ -328,3 +328,26 @@ def test_a_metric_of_several_numbers_by_name_is_left_out_where_one_number_is_wan
     assert ([*history.validation], history.num_unreadable) == (["loss"], 0)
     with pytest.raises(CallbackError, match=r"one number, \['loss'\], but is 'errors'"):
         make(EarlyStopping(monitor="errors")).fit(data(), batch_size=6, epochs=1, **options)
+
+
+def test_a_fit_that_fails_before_its_loop_has_no_part_in_a_later_loop():
+    begun = []
+
+    class Begins(Callback):
+        def on_begin(self, fit):
+            begun.append(fit.step)
+
+    model = torch.nn.Linear(1, 1).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.ones(4, 1))
+    trainer = unisono.Trainer(
+        model, optimizer, lambda model, batch: model(batch[0]).mean(), callbacks=[Begins()]
+    )
+    with pytest.raises(ValueError, match="parameters to train"):
+        trainer.fit(data, batch_size=2, epochs=1)
+    model.requires_grad_(True)
+    for step in trainer.run.steps(data, batch_size=2, epochs=1):
+        with step:
+            for (x,) in step.shards:
+                step.backward(model(x).mean())
+    assert not begun

@@ -90,7 +90,7 @@ class FitUnderWay(Observer):
         team = self._context.team
         self._said: set[str] = set()
         self._membership = team.membership
-        self._has_begun = self._is_over = False
+        self._has_begun, self._is_over = False, True
         self._labels, self._growth = LabelCounts(self._context), Growth(self._context)
         self._kept_step: int | None = None
         self._pace: Pace | None = None
@@ -104,6 +104,7 @@ class FitUnderWay(Observer):
         run, plan = self._run, self._plan
         loss, functions = None if self._embed else self._loss, (self._loss, self._embed)
         steps = begin_loop(self._context, plan, observer=self, loss=loss, functions=functions)
+        self._is_over = False
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
