@@ -8,7 +8,7 @@
 While the worker computes the same shards, the next places are known, across the ends of epochs. If
 the run goes back or the shards are divided differently, prefetching starts again from there. Shards
 taken over within a step are read here. A batch depends on its place alone, not on who reads it. If
-a sampler defines the order, each process calls it, and compares the order with the worker's.
+a sampler defines the order, new processes begin each epoch, and inherit its order.
 """
 
 from __future__ import annotations
