@@ -29,7 +29,7 @@ def view(num_workers=2, *lines, processes=None, at_s=4.0):
         start_line(num_workers=num_workers, shards=num_workers, command=["train.py", "--lr=0.1"]),
         step(198, 0.5, ranks=ranks, rows=rows),
         event("checkpoint", 100, 0.6),
-        step(199, 1.0, ranks=ranks, rows=rows),
+        step(199, 1.0, ranks=ranks, rows=rows, seconds=0.5),
         *lines,
     )
     sentence = f"worker {num_workers - 1} is slow in its passes: 10.4 ms a step, 4.7 ms more"

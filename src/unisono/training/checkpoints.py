@@ -141,6 +141,12 @@ class Checkpoints:
             self.open()
         self._place = file_id_of(self.directory)
 
+    def begin_in_directory(self) -> None:
+        """Begin in the directory, and lock it; called by the leader before :meth:`find`."""
+        self.open()
+        self._await_claim()
+        self._check_place()
+
     def find(
         self,
         plan: SamplePlan,
@@ -156,9 +162,6 @@ class Checkpoints:
         `loop` describes that loop, the program's `number`-th. `fits` raises if the model differs,
         before anything else is compared.
         """
-        self.open()
-        self._await_claim()
-        self._check_place()
         if self._saving.resume == "never":
             self.set_aside(-1)
             return None

@@ -155,6 +155,7 @@ def _find(
     if run.shards is None:
         del here["shards"]  # those of the checkpoint are used
     try:
+        checkpoints.begin_in_directory()  # without forks, which inherit locks
         with first_loss_computed(run, plan) as first_loss:
             found = checkpoints.find(
                 plan.samples,

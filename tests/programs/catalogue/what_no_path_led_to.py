@@ -473,11 +473,15 @@ fit(t)
 class Falls(Callback):
     def on_step_end(self, fit, step):
         if step.number == 4:
-            torch.autocast("cpu", torch.bfloat16).__enter__()
+            lower.__enter__()
 
 
+lower = torch.autocast("cpu", torch.bfloat16)
 t = trainer(net(), callbacks=[Falls()])
-fit(t)
+try:
+    fit(t)
+finally:  # for other programs in this process
+    lower.__exit__(None, None, None)
 
 
 # %% series_in_place: SAME
