@@ -167,7 +167,7 @@ fit(t)
 
 
 # %% new_closure_of_a_loop: REFUSED
-# says: shares the variable `rate`
+# says: shares the variable `rate`|the function main
 def main():
     m = net()
     opt = SGD(m.parameters(), lr=0.1, momentum=0.9)
