@@ -143,3 +143,31 @@ def test_results_are_the_same_on_any_number_of_workers_also_if_one_is_killed(tmp
     assert unisono.launch(measured, workers=3) == [alone] * 3
     assert unisono.launch(measured, marker, workers=2) == [alone] * 2
     assert marker.exists()
+
+
+class Smoothed:
+    """Counts its calls, and keeps an average of its values."""
+
+    def __init__(self, *, uses_average):
+        self.num_calls, self.average, self.uses_average = 0, None, uses_average
+
+    def __call__(self, outputs, targets):
+        self.num_calls += 1
+        now = float((outputs.argmax(1) == targets).float().mean())
+        self.average = now if self.average is None else 0.5 * (self.average + now)
+        return self.average if self.uses_average else now
+
+
+def test_a_metric_that_depends_on_earlier_calls_is_refused():
+    trainer, smoothed = make(), Smoothed(uses_average=True)
+    trainer.evaluate(data(), batch_size=8, metrics={"smoothed": smoothed})
+    trainer.fit(data(), batch_size=8, epochs=1)
+    with pytest.raises(RuntimeError, match=r"changes itself \(.*`smoothed\.average`\)"):
+        trainer.evaluate(data(), batch_size=8, metrics={"smoothed": smoothed})
+
+
+def test_a_metric_may_count_its_calls():
+    trainer, counted = make(), Smoothed(uses_average=False)
+    for _ in range(3):
+        trainer.evaluate(data(), batch_size=8, metrics={"accuracy": counted})
+    assert counted.num_calls == 3

@@ -9,8 +9,10 @@ torchmetrics is never imported here: if a program has one of its objects, it is 
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,8 +21,10 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.device import HOST, Device, on_host
-from unisono.runtime.notices import add_note
+from unisono.programs.account import Account
+from unisono.programs.walk import Walk
+from unisono.runtime.device import HOST, on_host
+from unisono.runtime.notices import add_note, named
 from unisono.training.failures import share_outcome
 from unisono.training.loss_function import check_function
 from unisono.training.sweep import Forward, Sweep
@@ -63,8 +67,8 @@ class Metrics:
         found = self._forward(model, batch)
         parts = found if isinstance(found, (tuple, list)) and found else (found,)
         is_named = isinstance(found, Mapping) and found
-        named = found if is_named else {str(at): part for at, part in enumerate(parts)}
-        for name, part in named.items():
+        by_name = found if is_named else {str(at): part for at, part in enumerate(parts)}
+        for name, part in by_name.items():
             if not isinstance(part, torch.Tensor) or part.dim() == 0 or len(part) != num_samples:
                 is_tensor = isinstance(part, torch.Tensor)
                 seen = f"of shape {(*part.shape,)}" if is_tensor else f"a {type(part).__name__}"
@@ -81,14 +85,12 @@ class Metrics:
         """Return the results for the rows of all shards, plain numbers by name. Collective."""
         (results,) = share_outcome(
             lambda speak: [sweep.team.broadcast_from_leader(speak, "metrics")],
-            lambda: self._results(_joined(told, sweep.plan), sweep.plan, sweep.device),
+            lambda: self._results(_joined(told, sweep.plan), sweep),
             sweep.team.world.rank,
         )
         return dict(results)
 
-    def _results(
-        self, rows: Mapping[str, torch.Tensor], plan: SamplePlan, device: Device
-    ) -> dict[str, Any]:
+    def _results(self, rows: Mapping[str, torch.Tensor], sweep: Sweep) -> dict[str, Any]:
         names = sorted(rows, key=lambda name: (len(name), name))
         # Positions are numbers; names come from a dict.
         is_named = not names[0].isdecimal()
@@ -103,16 +105,41 @@ class Metrics:
         found = {}
         for name, function in self._functions.items():
             try:
-                found[name] = call(function)
+                found[name] = _without_memory(name, function, partial(call, function), sweep.model)
             except Exception as error:
                 add_note(error, f"This was in the metric {name!r}.")
                 raise
         if self._template is not None:
-            whole = copy.deepcopy(self._template).to(device.torch)
-            for chosen in plan.passes():
-                call(whole.update, chosen, device.torch)
+            whole = copy.deepcopy(self._template).to(sweep.device.torch)
+            for chosen in sweep.plan.passes():
+                call(whole.update, chosen, sweep.device.torch)
             found |= whole.compute()
         return {name: plain(name, value) for name, value in found.items()}
+
+
+def _without_memory(
+    name: str, function: RowFunction, call: Callable[[], Any], model: nn.Module
+) -> Any:
+    """Return a metric; raise RuntimeError if its next value would depend on this call.
+
+    One worker calls it, so if that is lost, the next one lacks what the function has stored.
+    """
+    state = itertools.chain(model.parameters(), model.buffers())
+    holders = Walk({name: function}, set(map(id, state)), set(map(id, model.modules()))).holders
+    before = Account(holders)
+    value = call()
+    if changes := before.changes():
+        after = Account(holders)
+        again = call()
+        after.put_back()
+        if repr(plain(name, again)) != repr(plain(name, value)):
+            paths = [path for change in changes for path in change.paths]
+            raise RuntimeError(
+                f"a metric must depend on its arguments alone, as one worker calls it for all and "
+                f"may be lost, but {name!r} depends on what it changes itself ({named(paths)}): "
+                f"keep such values in a callback, in `on_validation`."
+            )
+    return value
 
 
 def written(rows: Rows) -> bytes:
