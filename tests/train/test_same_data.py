@@ -184,3 +184,21 @@ def test_another_data_set_is_refused_where_a_run_goes_on(tmp_path, capfd, first,
     assert capfd.readouterr().out.count(NEW_DATA) == 1
     go_on(tmp_path / "run", first, 6, checkpoint=unisono.Checkpoint(resume="never"))
     go_on(tmp_path / "another", then, 6)
+
+
+def test_a_data_set_that_grows_within_a_loop_is_reported_once(capfd):
+    def train(*phases):
+        data, model = Custom([*range(8)]), nn.Linear(1, 1)
+        run = unisono.Run(model, torch.optim.SGD(model.parameters(), 0.1), shards=2)
+        for epochs in phases:
+            for step in run.steps(data, batch_size=4, epochs=epochs):
+                with step:
+                    for batch in step.shards:
+                        step.backward(model(batch).pow(2).mean())
+                if epochs == 3 and step.batch == 1:
+                    data.numbers += [8, 9, 10, 11]
+            data.numbers += [8, 9, 10, 11]
+        return run.position.step, capfd.readouterr().err.count("the dataset had 8 samples")
+
+    assert train(3) == (6, 1)
+    assert train(1, 2) == (5, 0)  # the remedy

@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from unisono.data.data_reading import is_stream
+from unisono.data.data_reading import is_stream, length_of
 from unisono.data.epoch_order import EpochOrder, KeptOrder
 from unisono.data.fetch import Fetch
 from unisono.data.loader import Loader
@@ -88,6 +88,10 @@ _UNSEEN = (
     "the code that iterates over the steps may keep state that Unisono cannot see (a "
     "comprehension, `reduce`, a recursive function), which starts over when the run resumes or a "
     "worker is replaced: write `for step in run.steps(…):`, and keep state in variables"
+)
+_ANOTHER_LENGTH = (
+    "the dataset had {:,} samples when the loop began and no longer has as many, but a loop keeps "
+    "the number that it began with: train each size in a `fit` or loop of its own"
 )
 _COUNTED = (
     "`{}` around the steps starts over when the run resumes or a worker is replaced: derive what "
@@ -228,6 +232,7 @@ def steps_of(
             make_step = AlternatingStep
         rehearsals = Rehearsals(run, {}, reads=plan.program)
         looks, has_begun, num_steps, consumer_then = 0, False, 0, None
+        length = length_of(plan.reading.dataset)
         while True:
             if not has_begun:
                 run.observer.begin()
@@ -245,6 +250,8 @@ def steps_of(
                 return
             if not is_over:
                 if run.kept.position.batch == 0:
+                    if length_of(plan.reading.dataset) != length:
+                        run.say_once(_ANOTHER_LENGTH.format(length))
                     begin_epoch(run, plan.samples, is_agreed=is_agreed)
                 loader.begin_epoch(run.kept.position.epoch, None if is_agreed else run.team)
             is_agreed = False
