@@ -37,7 +37,7 @@ def test_another_loss_is_reported_once(tmp_path, capfd):
     train(tmp_path, 1)
     train(tmp_path, 2, factor=2.0)
     said = "".join(capfd.readouterr())
-    assert f"{REPORT}: with the same first weights and samples, the loss was 0." in said
+    assert f"{REPORT}: with the same first weights, the loss of a sample was 0." in said
     train(tmp_path, 3, factor=2.0)
     assert REPORT not in "".join(capfd.readouterr())
 
