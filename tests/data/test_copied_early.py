@@ -100,9 +100,9 @@ def test_the_next_batch_is_on_its_way_before_it_is_asked_for():
         assert sim.pending_copies(1) == 0
         loader.take_early()
         assert sim.pending_copies(1) == 2
-        taken = loader._ahead.under_way[0][0]
+        taken = loader._ahead.under_way[0]
         loader.take_early()
-        assert loader._ahead.under_way[0][0] == taken == PLACES[2]  # one, not more
+        assert loader._ahead.under_way[0] == taken == PLACES[2]  # one, not more
         with sim.synchronizations() as seen:
             numbers, labels = loader.batch(PLACES[1], SHARDS)
             numbers + labels[:, None]
@@ -138,7 +138,7 @@ def test_nothing_is_taken_that_is_not_there(monkeypatch):
     with loader_of(Slow()) as loader:
         loader.batch(PLACES[0], SHARDS)
         loader.take_early()
-        assert loader._ahead.under_way[0][0] == PLACES[1]
+        assert loader._ahead.under_way[0] == PLACES[1]
         os.write(writing, bytes(24))
         loader.batch(PLACES[1], SHARDS)
     os.close(reading)

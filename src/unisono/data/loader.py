@@ -25,7 +25,6 @@ from unisono.data.epoch_order import LONG as _LONG
 from unisono.data.epoch_order import order_on_host
 from unisono.data.fetch import Fetch, Reader
 from unisono.data.loader_processes import LoaderProcesses
-from unisono.errors import LoadingError
 from unisono.plan.samples import ENDLESS, SamplePlan
 from unisono.programs.forked import ForkedCopy
 from unisono.runtime.device import Device
@@ -47,7 +46,6 @@ class ShardPosition(NamedTuple):
 class _Epoch(NamedTuple):
     order: torch.Tensor | None
     repeats: torch.Tensor | None
-    digest: str
 
 
 def progress_at(
@@ -200,7 +198,7 @@ class Loader:
         """Begin to copy the next batch if it is ready, without waiting; errors come later."""
         ahead = self._ahead
         if self._early is None and ahead is not None and ahead.is_ready():
-            place, _ = ahead.under_way[0]
+            place = ahead.under_way[0]
             take = functools.partial(self._take, ahead)
             self._early = EarlyBatch(place, self._device, take)
 
@@ -222,7 +220,7 @@ class Loader:
         if self._is_long and self._plan.is_drawn and epoch not in self._epochs:
             self._end()  # the previous epoch, whose order takes as much memory
             self._epochs.clear()
-            self._epochs[epoch] = _Epoch(order_on_host(self._plan, epoch, team), None, "")
+            self._epochs[epoch] = _Epoch(order_on_host(self._plan, epoch, team), None)
 
     def rows(self, place: ShardPosition, choices: Sequence[Sequence[int]]) -> list[Any]:
         """Read batches that each have some of a place's samples, by their places in its batch.
@@ -261,42 +259,29 @@ class Loader:
         order, plan = self._epoch(place.epoch).order, self._plan.at(place.epoch)
         return plan.shard_indices(order, place.batch, place.shard)
 
-    def _read_ahead(self, request: tuple[ShardPosition, str]) -> Any:
-        """Read in a loader process, if the order is the same there as in the worker."""
-        place, digest = request
-        if self._epoch(place.epoch).digest != digest:
-            raise LoadingError(
-                f"the sampler must return the same order in every process, but "
-                f"{self._plan.sampler} does not for epoch {place.epoch}: let it depend on "
-                f"(epoch, seed) alone."
-            )
-        return self._read(place)
-
     def _epoch(self, epoch: int) -> _Epoch:
         """Return the order of an epoch; two are kept, as prefetching is ahead, or a long one."""
         plan, epochs = self._plan, self._epochs
         if epoch not in epochs:
             if len(epochs) == (1 if self._is_long else 2):
                 del epochs[next(iter(epochs))]  # before the next one is created: both may be large
-            epochs[epoch] = _Epoch(plan.order(epoch), plan.repeats(epoch), plan.digest(epoch))
+            epochs[epoch] = _Epoch(plan.order(epoch), plan.repeats(epoch))
         return epochs[epoch]
 
     def _reading_on(self, place: ShardPosition, shards: Sequence[int]) -> LoaderProcesses:
         """Return processes that read this place next, and continue for these shards."""
         ahead = self._ahead
-        if ahead is not None and ahead.under_way and self._ahead_for == shards:
-            next_place, _ = ahead.under_way[0]
-            if next_place == place:
-                return ahead
+        reads_on = self._ahead_for == shards
+        if ahead is not None and reads_on and ahead.under_way and ahead.under_way[0] == place:
+            return ahead
         self._end()
         order, num_epochs = self._epoch(place.epoch).order, self._num_epochs
         # New processes inherit the next order: a long one, or what a sampler returns by then.
         if order is not None and (self._is_long or self._plan.order_of is not None):
             num_epochs = min(num_epochs, place.epoch + 1)
         places = upcoming(self._plan, shards, place, self._num_batches, num_epochs)
-        requests = ((place, self._epoch(place.epoch).digest) for place in places)
         self._ahead_for = shards
-        self._ahead = LoaderProcesses(self._read_ahead, self._num_processes, requests)
+        self._ahead = LoaderProcesses(self._read, self._num_processes, places)
         return self._ahead
 
     def _end(self) -> None:

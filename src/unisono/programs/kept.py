@@ -68,13 +68,8 @@ _THREAD_LINE = (
 _MALFORMED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, Opaque)
 _BY_SLOT: tuple[h.Kind, ...] = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
 _BY_SLOT += (h.PATCHED, h.FUNCTION, h.TENSOR, h.SETTINGS, h.NAMED)
-_BY_WALK = (
-    h.NAMES,
-    h.NAMED,
-    h.PATCHED,
-    h.FRAME,
-    h.SETTINGS,
-)  # the walk determines which names count
+# The walk determines which names count.
+_BY_WALK = (h.NAMES, h.NAMED, h.PATCHED, h.FRAME, h.SETTINGS)
 _MORE = "*"  # of a container: anything that is added to it
 _OF_PYTHON = ("builtins", "itertools", "collections")
 _FEW, _SMALL = 64, 1 << 16  # values of a place, and bytes of one, that passes store
