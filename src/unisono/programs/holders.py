@@ -45,6 +45,8 @@ Content = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes}
 ARRAYS = (torch.Tensor, np.ndarray)
+ANY = "*"
+"""Among the names of a module: all of them count, as its code computes some."""
 _WHOLE = 1 << 20
 """Larger tensors and arrays, in bytes, are only sampled."""
 _LONG = 1 << 16
@@ -270,6 +272,8 @@ def _read_names(owner: Any, names: Any) -> Content:
     space = _space(owner)
     if isinstance(owner, type):  # all of them: an inherited name may be set here later
         names = [name for name in space if name[:2] != "__"]
+    elif ANY in names:
+        names = [name for name in space if name[:2] != "__" and names.get(name) != ""]
     there = [name for name in names if name in space]
     return tuple(there), tuple(space[name] for name in there)
 
@@ -504,7 +508,8 @@ def bare(name: str) -> str:
 
 def has_all_names(holder: Holder) -> bool:
     """Return whether all names in a place count, as for classes of the program."""
-    return holder.kind is NAMES and isinstance(holder.owner, type)
+    is_any = isinstance(holder.owner, type) or ANY in (holder.names or ())
+    return holder.kind is NAMES and is_any
 
 
 def _set_decimal(value: Any) -> None:

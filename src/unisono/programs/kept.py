@@ -174,7 +174,8 @@ class KeptProgram:
             known = before.get(holder.identity)
             if known is not None:
                 content = known.content
-                if holder.kind in _BY_WALK and not h.has_all_names(holder):
+                has_all = h.has_all_names(holder) and h.has_all_names(known.holder)
+                if holder.kind in _BY_WALK and not has_all:
                     content = _of_names(content, then, known.holder.names or (), holder.names or ())
                 place = _Place(holder, content, known.copy, at < num_read)
             else:

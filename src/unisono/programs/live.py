@@ -108,14 +108,20 @@ def _takes_in_a_loop(code: CodeType, lasti: int) -> bool:
 
 def live_variables(frame: FrameType) -> frozenset[str]:
     """Return the names of variables that may be read before they are set again."""
-    return _live_from(frame.f_code, frame.f_lasti)
+    return _live_and_set(frame.f_code, frame.f_lasti)[0]
+
+
+def set_before_read(frame: FrameType) -> frozenset[str]:
+    """Return the names of variables that will only be read after they are set again."""
+    live, are_set = _live_and_set(frame.f_code, frame.f_lasti)
+    return are_set - live
 
 
 @functools.lru_cache(maxsize=256)
-def _live_from(code: CodeType, lasti: int) -> frozenset[str]:
+def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset[str]]:
     instructions = list(dis.get_instructions(code))
     at = {each.offset: index for index, each in enumerate(instructions)}
-    live: set[str] = set()
+    live, are_set = set[str](), set[str]()
     # The frame may be at an instruction's caches, which are not listed.
     here = max((offset for offset in at if offset <= lasti), default=0)
     waiting = [(at[here], frozenset[str]())]
@@ -133,6 +139,7 @@ def _live_from(code: CodeType, lasti: int) -> frozenset[str]:
                 live |= {name for name in names if name not in written}
             elif each.opname.startswith(_WRITES):
                 written |= frozenset(names)
+                are_set.update(names)
             if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
                 waiting.append((at[each.argval], written))
                 if each.opname.startswith("JUMP") and "IF" not in each.opname:
@@ -140,7 +147,7 @@ def _live_from(code: CodeType, lasti: int) -> frozenset[str]:
             if each.opname in _ENDS:
                 break
             index += 1
-    return frozenset(live | _read_by_inner(code))
+    return frozenset(live | _read_by_inner(code)), frozenset(are_set)
 
 
 def may_set(frame: FrameType, name: str) -> bool:

@@ -44,7 +44,7 @@ from torch import nn
 from unisono.programs import holders as h
 from unisono.programs.forms import FORMS
 from unisono.programs.holders import Holder
-from unisono.programs.live import live_variables, names_in
+from unisono.programs.live import live_variables, names_in, set_before_read
 
 VISITED_AT_MOST = 20_000
 _PICKLED_WITHIN_S = 0.01  # for an object made in C, to detect changes
@@ -86,6 +86,11 @@ _CONTAINERS = (dict, list, tuple, deque, set)
 _PLAIN_CONTAINERS = {*_CONTAINERS, OrderedDict, Counter}
 # torch's schedulers wrap `step` in a function of theirs.
 _OF_OPTIMIZER = frozenset({"state", "param_groups", "step"})
+
+_BY_COMPUTED_NAMES = ({"globals"}, {"setattr", "__name__"})
+"""Code with all names of one of these may compute names of its own module."""
+_BY_NAMES_ELSEWHERE = ({"setattr"}, {"vars"}, {"__dict__"})
+"""The same for other modules that the code names."""
 
 Found = tuple[str, Any, bool]
 """The path to something, the thing, and whether the program's own objects led to it."""
@@ -134,6 +139,8 @@ class Walk:
         self._themselves, self._shallow = themselves, shallow
         self._beside: set[int] = set()  # stored elsewhere, but already visited
         self._spaces: dict[int, dict[str, str]] = {}  # of modules and classes: names, with paths
+        # By space: variables that a loop sets before it reads them, each with an empty path.
+        self._set_first: dict[int, dict[str, str]] = {}
         self._modules: dict[str, types.ModuleType] = {}  # of the program, by path
         self._default = default_generators()
         self.extend(roots)
@@ -328,10 +335,16 @@ class Walk:
         for name in sorted(names & sys.modules.keys()):  # imported within the function, too
             if not is_of_a_library(name):
                 self._modules.setdefault(name, sys.modules[name])
-        chosen = sorted(name for name in names if not name.startswith("__"))
         for where, there in spaces.items():
             self._note_patched(there, names)
+            ways = _BY_COMPUTED_NAMES if there is space else _BY_NAMES_ELSEWHERE
+            are_all, first = any(map(names.issuperset, ways)), self._set_first.get(id(there), {})
+            chosen = sorted(names | ({*there, h.ANY} - {*first}) if are_all else names)
+            chosen = [name for name in chosen if not name.startswith("__")]
             yield from self._of_space(where, there, str(there.get("__name__")), there, chosen)
+            if are_all:
+                known = self._spaces[id(there)]
+                known |= {name: "" for name in first if name not in known}
 
     def _note_patched(self, space: Mapping[str, Any], names: set[str]) -> None:
         """Record the names in library modules and classes that are reached only by name."""
@@ -370,7 +383,7 @@ class Walk:
             key = self._key(f"{h.NAMES.name} of {key}")
             self.holders.append(Holder(path, h.NAMES, owner, known, key=key))
         for name in names:
-            if name not in known:
+            if not known.get(name):
                 known[name] = f"{path}.{name}".lstrip(".")
                 if name in space and type(space[name]) not in _LEAVES:
                     yield known[name], space[name], True
@@ -378,12 +391,17 @@ class Walk:
     def _of_frame(self, path: str, frame: types.FrameType) -> Iterator[Found]:
         code = frame.f_code
         names = {*names_in(code), *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        named, live = set(self.names), live_variables(frame)
         self.names |= names
-        live = live_variables(frame)
         if frame.f_locals is not frame.f_globals:
             mine = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
             yield from self._hold(path, h.FRAME, frame, sorted(mine & live), own=True)
             names -= mine
+        else:
+            first = dict.fromkeys(set_before_read(frame) - named, "")
+            self._set_first[id(frame.f_globals)] = first
+            if h.ANY in (known := self._spaces.get(id(frame.f_globals), {})):
+                known |= first
         yield from self._of_names(path, frame.f_globals, names & live)
 
     def _of_class(self, path: str, value: type) -> Iterator[Found]:

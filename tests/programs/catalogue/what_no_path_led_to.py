@@ -618,3 +618,72 @@ def shown(m, b):
 
 t = trainer(net(), shown)
 fit(t)
+
+
+# %% global_of_a_computed_name: SAME
+rate_0 = rate_1 = 0.1
+
+
+def of(step):
+    return f"rate_{step.number % 2}"
+
+
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        globals()[of(step)] *= 0.9
+        fit.optimizer.param_groups[0]["lr"] = globals()[of(step)]
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% global_of_a_computed_name_is_new: SAME
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        name = f"rate_{step.number % 2}"
+        globals()[name] = globals().get(name, 0.1) * 0.9
+        fit.optimizer.param_groups[0]["lr"] = globals()[name]
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% computed_name_in_a_module: SAME
+import sys
+import tempfile
+
+sys.path.insert(0, tempfile.mkdtemp())
+Path(sys.path[0], "computed_rates.py").write_text("rate_0 = rate_1 = 0.1\n")
+import computed_rates
+
+
+class Falls(Callback):
+    def on_step_end(self, fit, step):
+        name = f"rate_{step.number % 2}"
+        setattr(computed_rates, name, getattr(computed_rates, name) * 0.9)
+        fit.optimizer.param_groups[0]["lr"] = getattr(computed_rates, name)
+
+
+t = trainer(net(), callbacks=[Falls()])
+fit(t)
+
+
+# %% computed_name_beside_a_loop_outside_functions: SAME
+rate_0 = rate_1 = 0.1
+
+
+def fallen(step):
+    name = f"rate_{step % 2}"
+    globals()[name] *= 0.9
+    return globals()[name]
+
+
+run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for batch in step.shards:
+            step.backward(loss(m, batch))
+    rate = fallen(step.number)
+    run.optimizer.param_groups[0]["lr"] = rate
