@@ -1,6 +1,7 @@
 """A loss or a model that goes on from shard to shard is refused in the first step, by name."""
 
 import collections
+import io
 import itertools
 import math
 import os
@@ -555,6 +556,48 @@ def test_what_begins_later_is_found_later():
     with pytest.raises(RuntimeError, match=r"`model.calls` carries"):
         trainer.fit(by_sign(40), batch_size=4, steps=40)
     assert trainer.run.position.step == 16
+
+
+@promise("one-result.15")
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda: int(os.environ.get("RANK", "0")), "RANK and WORLD_SIZE are those of another"),
+        (lambda: time.perf_counter_ns() % 2**20 / 2**20, "computed twice"),
+    ],
+)
+def test_what_begins_later_and_is_stored_nowhere_is_found_later(value, words):
+    def late(model, batch):
+        factor = value() if unisono.progress().step >= 6 else 0
+        return cross_entropy(model, batch) * (1 + factor)
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, late, shards=2)
+    with pytest.raises(RuntimeError, match=words):
+        trainer.fit(by_sign(40), batch_size=4, steps=20)
+    assert trainer.run.position.step == 8
+
+
+@promise("one-result.15")
+def test_passes_that_write_to_nothing_are_rehearsed_once_after_the_first_step():
+    calls = []
+
+    def loss(model, batch):
+        print(end="", file=calls_of_steps)  # nothing of the program's can be seen to change
+        return cross_entropy(model, batch)
+
+    class Counts(io.TextIOBase):
+        def write(self, text):
+            calls.append(unisono.progress().step)
+            return 0
+
+    calls_of_steps = Counts()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2)
+    trainer.fit(by_sign(40), batch_size=4, steps=10)
+    assert [calls.count(step) for step in range(1, 10)] == [3, 3, 2, 3, 2, 2, 2, 3, 3]
 
 
 @promise("one-result.15")

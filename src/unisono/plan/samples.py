@@ -249,20 +249,27 @@ class SamplePlan:
     def shard_positions(self, batch: int, shard: int) -> torch.Tensor:
         """Return the positions that belong to one shard of one global batch, ascending; int64."""
         here = torch.Generator().device  # the host, for any default device of torch
-        if self.in_blocks:
-            start, stop = self._pass_bounds(batch * self.shards + shard)
-            return torch.arange(start, stop, device=here)
-        stop, first = self.bounds(batch)[1], self.first_position(batch, shard)
-        firsts = torch.arange(min(first, stop), stop, self.shards * self.groups, device=here)
-        if self.groups == 1:
+        begin, stop, by = self._range(batch, shard)
+        firsts = torch.arange(begin, stop, by, device=here)
+        if self.in_blocks or self.groups == 1:
             return firsts
         positions = (firsts[:, None] + torch.arange(self.groups, device=here)).reshape(-1)
         return positions[positions < stop]
 
     def shard_indices(self, order: torch.Tensor | None, batch: int, shard: int) -> torch.Tensor:
         """Return one shard's indices in the epoch's order: int64 of shape (samples,)."""
+        if order is not None and (self.in_blocks or self.groups == 1):
+            begin, stop, by = self._range(batch, shard)
+            return order[begin:stop:by].long()
         positions = self.shard_positions(batch, shard)
         return positions if order is None else order[positions].long()
+
+    def _range(self, batch: int, shard: int) -> tuple[int, int, int]:
+        """Return begin, end and distance of the positions of a shard, or of its groups' firsts."""
+        if self.in_blocks:
+            return *self._pass_bounds(batch * self.shards + shard), 1
+        stop, first = self.bounds(batch)[1], self.first_position(batch, shard)
+        return min(first, stop), stop, self.shards * self.groups
 
     def shard_size(self, batch: int, shard: int) -> int:
         """Return the number of samples in one shard of one global batch."""

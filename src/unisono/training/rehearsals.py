@@ -4,7 +4,8 @@ Workers compute different shards, in different orders, so a loss function or a m
 its calls would give different results on different numbers of workers. Before a worker computes its
 first shard, it rehearses the shard from the same samples, random numbers, parameters and buffers:
 once with another worker's RANK and WORLD_SIZE, and after passes over other samples and with other
-weights (``rehearsal.py``). Everything that the rehearsals change is restored.
+weights (``rehearsal.py``). Everything that the rehearsals change is restored. Once passes were seen
+to write to nothing, one pass is rehearsed, and compared with the shard's own.
 
 The first two steps are rehearsed, and those whose numbers are powers of two or multiples of 1024: a
 dependence that begins late is found late. In passes without training, the calls of a function with
@@ -31,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.engine.state.contents import buffers_put_back, updated_parameters
 from unisono.engine.state.optimizers import optimizers_of
-from unisono.engine.step.loss import read_loss
+from unisono.engine.step.loss import ShardLoss, read_loss
 from unisono.engine.step.transforms import Gradients
 from unisono.errors import MismatchError
 from unisono.programs.account import Account, ChangedPlace, over_memory_of
@@ -130,21 +131,39 @@ class Rehearsals:
         assert engine is not None
         updated = updated_parameters(self._model, self._run.kept.optimizer)
 
-        def rehearse(batch: Any) -> Seen:
-            returned = read_loss(loss(self._model, batch), num_samples)
+        def numbers(loss: ShardLoss) -> dict[str, Any]:
             # As text, so that NaN equals NaN.
-            seen = {f"`{name}`": repr(number) for name, number in returned.numbers().items()}
-            engine.passes.differentiate(returned, share)
-            return seen | {
+            return {f"`{name}`": repr(number) for name, number in loss.numbers().items()}
+
+        def gradients() -> dict[str, Any]:
+            return {
                 f"the gradient of `{name}`": hashed(parameter.grad, _WHOLE)
                 for name, parameter in updated.items()
                 if parameter.grad is not None
             }
 
+        def rehearse(batch: Any) -> Seen:
+            returned = read_loss(loss(self._model, batch), num_samples)
+            seen = numbers(returned)
+            engine.passes.differentiate(returned, share)
+            return seen | gradients()
+
         before, spare = self._account_again(), _spare(batch)
         restart = self._drawing_as_now(partial(engine.repeat, shard))
-        self._rehearse("loss", rehearse, restart, spare, engine.check_passes)
-        step.backward(loss(self._model, batch))
+        rehearsed = partial(self._rehearse, "loss", rehearse, restart, spare, engine.check_passes)
+        elsewhere = self._once_elsewhere(before, rehearse, restart, spare, engine.check_passes)
+        if not elsewhere:
+            rehearsed()
+        returned, seen = loss(self._model, batch), dict[str, Any]()
+
+        def look() -> None:
+            seen.update(numbers(read_loss(returned, num_samples)) | gradients())
+
+        with engine.passes.looked_at(look if elsewhere else int):
+            step.backward(returned)
+        if difference(elsewhere, seen):
+            rehearsed()  # finds out why
+            engine.passes.leave_shards()
         if before.changes():
             self.stored.append(self.account())
             if self._can_read and spare is not None:
@@ -358,6 +377,29 @@ class Rehearsals:
             raise depends_on_unlike(next(culprits, unlike[0]), differs)
         before.put_back()
         restart()
+
+    def _once_elsewhere(
+        self,
+        before: Account,
+        function: Callable[[Any], Seen],
+        restart: Callable[[], None],
+        spare: Any,
+        check: Callable[[], None],
+    ) -> Seen:
+        """Compute once as another worker; empty if this would tell less than :meth:`_rehearse`."""
+        if self._run.unlike or self._written.get("loss") != set():
+            return {}
+        restart()
+        seen: Seen = {}
+        with suppress(Exception), as_another_worker(self._run.team.world):
+            seen = function(tree_map(_copied, spare))
+        restart()
+        if before.changes():
+            before.put_back()
+            return {}
+        if seen:
+            check()
+        return seen
 
     def _fixed(self) -> dict[str, str]:
         """Hash a sample of each parameter that no optimizer updates."""

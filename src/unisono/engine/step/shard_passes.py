@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
@@ -64,6 +64,16 @@ class ShardPasses:
         self.others: Sequence[nn.Parameter] = ()
         self._now, self.at = now(), (0, 0, 0)
         self._step = self._first_shard = self._turn = 0
+        self._look: Callable[[], object] = int
+
+    @contextmanager
+    def looked_at(self, look: Callable[[], object]) -> Iterator[None]:
+        """Call `look` in the block once a shard's gradients are in ``.grad``."""
+        self._look = look
+        try:
+            yield
+        finally:
+            self._look = int
 
     def has_way(self, name: str) -> bool:
         """Return whether the program has specified how shards combine a buffer."""
@@ -182,6 +192,7 @@ class ShardPasses:
             parameter.grad = None
         if self.watch is not None:
             self.watch.differentiated(shard, exchange.parameters)
+        self._look()
         finished = self.stack.push(shard)
         for parameter in exchange.fixed:
             parameter.grad = None

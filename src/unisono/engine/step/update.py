@@ -7,6 +7,7 @@ parameters and state are those of this worker.
 from __future__ import annotations
 
 import json
+import operator
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from unisono.engine.step.transforms import Clipping
 from unisono.plan.shards import Piece
 
 _PLAIN = (bool, int, float, str, tuple)
+_IMMUTABLE = (bool, int, float, str, type(None))
 
 
 def pass_for_stepped(optimizer: Optimizer) -> None:
@@ -38,10 +40,14 @@ class Options:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._number = optimizer, 0
         self._seen: list[dict[str, Any]] = []
+        # names and values of each group, if no value can change by itself
+        self._objects: list[tuple[list[str], list[Any]]] = []
         self._kinds = self._kinds_now()
 
     def note(self) -> int:
         """Record the options before passes; return 32 bits that are equal if the options are."""
+        if self._are_same_objects():
+            return self._number
         now = self._now()
         if now != self._seen:
             self._check_kinds()
@@ -52,12 +58,15 @@ class Options:
             ]
             text = json.dumps(plain, skipkeys=True, default=lambda _: None)
             self._number = zlib.crc32(text.encode())
+        groups = self._optimizer.param_groups
+        options = (v for group in groups for name, v in group.items() if name != "params")
+        are_fixed = all(map(_is_immutable, options))
+        self._objects = [([*each], [*each.values()]) for each in groups] if are_fixed else []
         return self._number
 
     def check(self) -> None:
         """Raise RuntimeError if passes have changed options since they were recorded."""
-        now = self._now()
-        if now == self._seen:
+        if self._are_same_objects() or (now := self._now()) == self._seen:
             return
         changed = (
             name
@@ -70,6 +79,14 @@ class Options:
             f"the loss function and the model must depend on the shard alone, but they set "
             f"`{name}` of the optimizer, whose options must be the same on all workers: pass "
             f"`schedule=`, or set it before the step, as in a callback's `on_step_begin`."
+        )
+
+    def _are_same_objects(self) -> bool:
+        """Compare what costs little in every step: whether the same objects have the same names."""
+        groups = self._optimizer.param_groups
+        return len(groups) == len(self._objects) and all(
+            [*group] == names and all(map(operator.is_, group.values(), values))
+            for group, (names, values) in zip(groups, self._objects, strict=True)
         )
 
     def _check_kinds(self) -> None:
@@ -101,6 +118,11 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, (list, tuple)) and value:
         return " and ".join(sorted({*map(_kind_of, value)}))
     return str(value.dtype) if isinstance(value, torch.Tensor) else "no tensor"
+
+
+def _is_immutable(value: Any) -> bool:
+    is_plain = type(value) in _IMMUTABLE
+    return is_plain or (type(value) is tuple and all(map(_is_immutable, value)))
 
 
 def _comparable(value: Any) -> Any:
