@@ -225,16 +225,16 @@ def _time_unisono(
         team = run.team if hasattr(run, "team") else run._context.team
         meter.measure(team, "note_times")
     first, last = task.warmup_steps, task.warmup_steps + task.timed_steps
-    trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 1)
-    if len(ends_s) != last + 1:
-        raise RuntimeError(f"expected the ends of {last + 1} steps, saw {len(ends_s)}")
+    trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 2)
+    if len(ends_s) != last + 2:
+        raise RuntimeError(f"expected the ends of {last + 2} steps, saw {len(ends_s)}")
     seconds = ends_s[last] - ends_s[first]
     if directory is None:
         return Timing(seconds)
     if world().rank == 0:
         num_lines = (directory / "events.jsonl").read_text().count('{"event":"step"')
-        if num_lines != last + 1:
-            raise RuntimeError(f"expected {last + 1} steps in the event file, saw {num_lines}")
+        if num_lines != last + 2:
+            raise RuntimeError(f"expected {last + 2} steps in the event file, saw {num_lines}")
     return Timing(seconds, events_s[last] - events_s[first])
 
 
@@ -312,7 +312,7 @@ def main() -> None:
         torch.set_num_threads(side.threads)
 
     torch.manual_seed(SEED)  # every process draws the same stand-in data
-    num_steps = args.warmup_steps + args.timed_steps + 1
+    num_steps = args.warmup_steps + args.timed_steps + 2
     dataset, is_real = workload.load(args.data, num_steps * workload.batch_size * args.workers)
     task = Task(workload, dataset, args.workers, args.warmup_steps, args.timed_steps, args.scratch)
     rank = int(os.environ.get("RANK", "0"))

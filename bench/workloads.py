@@ -34,7 +34,8 @@ class Workload:
             from a folder of data (or None) and says whether the data are real.
         batch_size: samples per worker and step.
         warmup_steps: steps before the clock starts.
-        timed_steps: steps under the clock: three seconds' worth or more.
+        timed_steps: steps under the clock: about three seconds' worth or more. Where these are few,
+            none is one that Unisono rehearses: a power of two, or the last one.
         lr: the learning rate of Adam.
         sides: which sides train it; None: all of them.
     """
@@ -184,8 +185,8 @@ WORKLOADS = {
                 *("unisono", "unisono-events", "unisono-fused", "unisono-fused-events"),
             ),
         ),
-        Workload("cnn64", "MNIST CNN, batch 64 per worker", cnn, load_mnist, 64, 10, 150),
-        Workload("mlp", "MLP 1024-4096-4096-10, batch 32 per worker", mlp, load_vectors, 32, 5, 40),
+        Workload("cnn64", "MNIST CNN, batch 64 per worker", cnn, load_mnist, 64, 65, 62),
+        Workload("mlp", "MLP 1024-4096-4096-10, batch 32 per worker", mlp, load_vectors, 32, 33, 30),
         Workload(
             "tiny",
             "Two small layers, batch 8 per worker: overhead of a step",
@@ -196,6 +197,6 @@ WORKLOADS = {
             3000,
             sides=("plain", "passes", "ddp-tuned", "unisono", "unisono-fused"),
         ),
-        Workload("gpt", "GPT, 6 layers, 4 × 128 tokens per worker", GPT, load_text, 4, 3, 25),
+        Workload("gpt", "GPT, 6 layers, 4 × 128 tokens per worker", GPT, load_text, 4, 33, 25),
     )
 }
