@@ -239,11 +239,12 @@ def test_a_run_that_is_finished_says_so(tmp_path, capsys):
     assert 'to start over, pass `Checkpoint(resume="never")`' in out
 
 
-def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
+def test_further_fits_with_the_same_total_say_once_that_nothing_is_to_do(capsys):
     trainer = make(None)
     trainer.fit(data(), batch_size=10, epochs=2)
     assert "already finished" not in capsys.readouterr().out
-    trainer.fit(data(), batch_size=10, epochs=2)
+    for _ in range(3):
+        trainer.fit(data(), batch_size=10, epochs=2)
     out = capsys.readouterr().out
     words = (
         f"epoch 2 and step 8, digest {trainer.digest()[:16]}, with `epochs=2`: to train as much "

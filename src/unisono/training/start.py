@@ -116,7 +116,7 @@ def report_over(run: RunContext, totals: Totals) -> None:
     if run.team.position or run.is_ahead:
         return
     if run.is_stopped:
-        run.say(
+        run.say_once(
             f"the run was stopped at step {position.step} and stays there: call the run's "
             f"`go_on()` first, or leave out the callback that stopped it"
         )
@@ -128,7 +128,7 @@ def report_over(run: RunContext, totals: Totals) -> None:
     asked = " and ".join(f"`{name}={total}`" for name, total, _ in given)
     again = " and ".join(f"`{name}={done + total}`" for name, total, done in given)
     anew = "" if run.checkpoints is None else '; to start over, pass `Checkpoint(resume="never")`'
-    run.say(
+    run.say_once(
         f"the run is already finished, at epoch {position.epoch} and step {position.step}, "
         f"digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}, with "
         f"{asked}: to train as much again, pass {again}, as totals count from the beginning of a "
