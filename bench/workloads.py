@@ -186,7 +186,9 @@ WORKLOADS = {
             ),
         ),
         Workload("cnn64", "MNIST CNN, batch 64 per worker", cnn, load_mnist, 64, 65, 62),
-        Workload("mlp", "MLP 1024-4096-4096-10, batch 32 per worker", mlp, load_vectors, 32, 33, 30),
+        Workload(
+            "mlp", "MLP 1024-4096-4096-10, batch 32 per worker", mlp, load_vectors, 32, 33, 30
+        ),
         Workload(
             "tiny",
             "Two small layers, batch 8 per worker: overhead of a step",

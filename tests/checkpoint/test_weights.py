@@ -237,6 +237,21 @@ def test_what_does_not_fit_is_named_and_changes_nothing(tmp_path, changes, messa
     assert bits(model) == bits(plain())
 
 
+def test_a_model_that_does_not_take_its_own_names_stays_as_it_is(tmp_path):
+    def renamed(module, state, prefix, metadata):
+        state["other name"] = state.pop("0.weight")
+
+    save_weights(plain(1), tmp_path / "file")
+    model = plain(2)
+    model.register_state_dict_post_hook(renamed)
+    weights = dict(load_file(tmp_path / "file"))
+    weights["other name"] = weights.pop("0.weight")
+    save_file(weights, tmp_path / "file")
+    with pytest.raises(CheckpointError, match="takes no `other name`, which a hook may have"):
+        load_weights(tmp_path / "file", model)
+    assert all(map(torch.equal, model.parameters(), plain(2).parameters()))
+
+
 def test_what_has_a_name_in_both_is_loaded_when_asked_for(tmp_path):
     model, others = plain(), plain(1)
     saved(

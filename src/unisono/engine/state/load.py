@@ -7,6 +7,7 @@ Only values are read, and a model is changed only if all of them fit.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 from collections.abc import Collection, Mapping
@@ -93,7 +94,15 @@ def load_weights(
         raise CheckpointError(_listed(where, missing, foreign, strict))
     _compare(where, targets, {name: weights[found[name]] for name in found}, strict)
     taken = {name: weights[there] for name, there in found.items() if name in tensors}
+    usual = itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    renames = not tensors.keys() <= {name for name, _ in usual}
+    before = {name: each.detach().clone() for name, each in tensors.items()} if renames else {}
     if foreign_here := model.load_state_dict(taken, strict=False).unexpected_keys:
+        with torch.no_grad():
+            for name, value in before.items():
+                tensors[name].copy_(value)
         raise CheckpointError(
             f"the model must take the names of its own `state_dict`, but takes no "
             f"`{shown(foreign_here[0])}`, which a hook may have renamed: let a hook of "
