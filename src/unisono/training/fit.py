@@ -31,7 +31,7 @@ from unisono.training.callbacks.callback import Callback, Callbacks, Times
 from unisono.training.callbacks.progress import Progress
 from unisono.training.callbacks.summary import Summary, scalars_text
 from unisono.training.epoch_history import epoch_loss, note_step, rows
-from unisono.training.failures import failure
+from unisono.training.failures import note_left_by
 from unisono.training.first_steps import LabelCounts
 from unisono.training.fit_totals import FitTotals
 from unisono.training.growth import Growth
@@ -123,8 +123,7 @@ class FitUnderWay(Observer):
             return self._end()
         except BaseException as error:
             self._conclusions.note_left()
-            if isinstance(error, Exception):  # a replacement raises it, too
-                self._context.left_by = failure(error, self.rank).decode()
+            note_left_by(run.last, self._context.num_loops, error)
             self._fail(error)
             raise
         finally:

@@ -66,7 +66,7 @@ from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
-from unisono.training.failures import raised
+from unisono.training.failures import forget_left_by, raise_as_left
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.growth import report_loop
 from unisono.training.loop_plan import LoopPlan
@@ -117,7 +117,7 @@ def begin_loop(
     every = None if run.checkpoints is None else run.checkpoints.every
     if plan.samples.is_endless and every is not None and every.epochs is not None:
         raise no_epochs("checkpoint")
-    run.loss, run.functions, run.frame, run.left_by = loss, functions, frame, ""
+    run.loss, run.functions, run.frame = loss, functions, frame
     if observer is not None:
         run.observer = observer
     _watch_program(run, plan, [] if frame is None else [frame])
@@ -206,16 +206,18 @@ def steps_of(
     """
     if run.is_over(plan.totals):
         report_over(run, plan.totals)
+        if run.is_ahead:
+            raise_as_left(run.kept.last, run.num_loops)
         return
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
     entry = run.replicated_calls.enter_loop()
     if isinstance(entry, Passed):
         run.kept.apply_ended(entry, run.team)
-        if left_by := json.loads(entry.payload)["left by"]:
-            raise raised(left_by)
+        raise_as_left(run.kept.last, run.num_loops)
         return
     run.has_joined = entry is not None and entry.loop is not None
+    forget_left_by(run.kept.last, run.num_loops)
     with (
         _under_way(run, plan, entry) as boundary,
         _loader(run, plan, fetch) as loader,
@@ -356,7 +358,6 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             {
                 "position": asdict(kept.position),
                 "last": kept.last,
-                "left by": run.left_by,
                 "snapshot": 0 if run.memory is None else run.memory.snapshots.number,
             }
         ).encode()

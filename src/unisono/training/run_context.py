@@ -75,7 +75,6 @@ class RunContext:
     loss: Callable[[nn.Module, Any], Any] | None = None
     frame: FrameType | None = None  # of the program's own loop, while it runs
     functions: Sequence[Any] = ()  # the program's, called in the loop's passes, as far as known
-    left_by: str = ""  # describes the exception by which `fit` leaves its loop
     engine: StepEngine | None = None  # computes the steps of the current loop
     memory: RunMemory | None = None  # of the newest loop
     seen: tuple[int, dict[str, str]] | None = None  # loop number, dataset fingerprint

@@ -78,7 +78,7 @@ class ReplicatedCalls:
                 return entry.payload
         try:
             payload = act()
-        except Exception:
+        except BaseException:
             self._supervisor.notify(NoRecovery("an exception was raised outside of a loop"))
             raise
         self._note_result(name, payload)
