@@ -15,7 +15,7 @@ from unisono.runtime.launch import supervise
 from unisono.runtime.launch.job import SCRIPT, Job
 from unisono.runtime.launch.policy import Stage
 from unisono.runtime.launch.report import exit_status
-from unisono.runtime.signals import AGENT_ENDED, ENDING_SIGNALS, signals_as_bytes
+from unisono.runtime.signals import AGENT_ENDED, ENDING_SIGNALS, interrupts, signals_as_bytes
 from unisono.runtime.workers.channel import Channel
 from unisono.runtime.workers.launcher_messages import Forked
 
@@ -159,3 +159,18 @@ def test_a_killed_server_is_not_read_any_more(told: Told, monkeypatch: pytest.Mo
         supervision.close()
         ours.close()
         theirs.close()
+
+
+@pytest.mark.parametrize("own", [signal.SIG_IGN, lambda signum, frame: None], ids=["&", "own"])
+def test_a_launch_receives_notices_though_ctrl_c_is_not_its_own(own: Any) -> None:
+    """A shell ignores Ctrl-C for what it starts in the background; SIGTERM ended that at once."""
+    before = signal.signal(INT, own)
+    try:
+        with interrupts() as signals:
+            assert signal.getsignal(INT) is own
+            assert signal.getsignal(TERM) is not signal.SIG_DFL
+            signal.raise_signal(TERM)
+            assert signals is not None
+            assert signals.read() == [TERM]
+    finally:
+        signal.signal(INT, before)

@@ -102,19 +102,18 @@ def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
 
 @contextmanager
 def interrupts() -> Iterator[Signals | None]:
-    """Receive Ctrl-C and notices as bytes, if they would otherwise end this process at once."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_default = handler is signal.default_int_handler or _is_of_a_kernel(handler)
-    if not is_default or threading.current_thread() is not threading.main_thread():
+    """Receive as bytes those of Ctrl-C and notices that would otherwise end this process."""
+    if threading.current_thread() is not threading.main_thread():
         yield None
         return
-    with signals_as_bytes([signal.SIGINT, *filter(is_free, NOTICES)]) as signals:
+    with signals_as_bytes([*filter(_would_end, ENDING_SIGNALS)]) as signals:
         yield signals
         # A signal after the end of the job is for the caller.
         for signum in signals.read():
             raise interruption(signum)
 
 
-def _is_of_a_kernel(handler: object) -> bool:
-    """Return whether ipykernel set a handler for a cell's ``await``, which ends no launcher."""
-    return str(getattr(handler, "__module__", "")).split(".")[0] == "ipykernel"
+def _would_end(signum: int) -> bool:
+    """Return whether only Python, or ipykernel for a cell's ``await``, handles a signal."""
+    module = str(getattr(signal.getsignal(signum), "__module__", ""))
+    return is_free(signum) or module.split(".")[0] == "ipykernel"
