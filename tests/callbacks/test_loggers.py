@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import struct
 import warnings
@@ -317,6 +318,26 @@ def test_it_is_told_while_the_run_goes_on(tmp_path, fake, monkeypatch, why):
     train(tmp_path / "run", lambda: [fake(tmp_path / "json", **settings), Ends()], 100_000)
     assert len(said) == 1
     assert f"{why}" in said[0]
+
+
+@pytest.mark.slow
+def test_a_process_that_the_leader_forks_does_not_keep_the_loggers(tmp_path, fake, monkeypatch):
+    monkeypatch.setenv("UNISONO_LOGGER_TIMEOUT", "20")
+    forked = []
+
+    class Forks(Callback):
+        def on_step_end(self, fit, step):
+            if step.number == 1:
+                forked.append(os.fork())
+                if not forked[0]:
+                    signal.pause()
+
+    try:
+        train(tmp_path, lambda: [fake(), Forks()])
+    finally:
+        os.kill(forked[0], signal.SIGKILL)
+        os.waitpid(forked[0], 0)
+    assert lines(tmp_path)[-1] == "end finished"
 
 
 @pytest.mark.slow

@@ -189,8 +189,7 @@ class Loggers(Callback):
         if (process := self._process) is None:
             return
         self._process = None
-        if status is not None:
-            _write(process, {"end": status, "within_s": within_s})
+        _write(process, {"end": status or "", "within_s": within_s})
         _pipe(process.stdin).close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(within_s + _GRACE_S)

@@ -164,7 +164,7 @@ class _Feed:
         ]
         for thread in serving:
             thread.start()
-        said = lines.read()
+        said = lines.readline()  # a fork of the leader may keep the pipe open
         end: dict[str, Any] = json.loads(said) if said else {"end": "", "within_s": _LEFT_S}
         self._status = end["end"]
         self._ends.set()
