@@ -56,6 +56,29 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind():
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is shown again
 
 
+def test_the_cursor_stays_visible_as_whoever_hides_it_may_be_killed(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    output = Output()
+    output.file = io.StringIO()
+    bar = Bar(output)
+    bar.start(DisplayState(0, 10))
+    bar.stop(FIRST)
+    assert "0/10" in output.file.getvalue()
+    assert "\x1b[?25l" not in output.file.getvalue()
+
+
+def test_errors_that_go_to_a_file_are_not_printed_beside_the_bar(monkeypatch):
+    terminal, file = console(force_terminal=True), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    bar = Bar(terminal)
+    bar.start(DisplayState(0, 10))
+    print("a warning", file=sys.stderr)
+    bar.stop(FIRST)
+    assert file.getvalue() == "a warning\n"
+    assert "a warning" not in terminal.file.getvalue()
+
+
 def test_a_terminal_that_says_it_has_no_columns_is_printed_on(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "0")
     output = Output()

@@ -18,5 +18,10 @@ class Output(Console):
             self.width = 80
 
     @override
+    def show_cursor(self, show: bool = True) -> bool:
+        """Leave the cursor visible: a process that is killed could not show it again."""
+        return False
+
+    @override
     def on_broken_pipe(self) -> None:
         raise  # the error that rich has just caught

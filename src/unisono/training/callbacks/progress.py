@@ -7,6 +7,7 @@ program has closed or replaced) continues.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -97,7 +98,12 @@ class Bar(_OnConsole):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        are_seen = False  # else rich would print here what goes to a file, for example
+        with contextlib.suppress(Exception):  # the program's replacement may do anything
+            are_seen = sys.stderr.isatty()
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stderr=are_seen
+        )
 
     def start(self, state: DisplayState) -> None:
         """Start displaying a run."""
