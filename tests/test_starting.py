@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -114,3 +115,21 @@ def test_new_replaces_nothing(
     assert words in result.output
     assert result.output.count("\n") == 1
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("arguments", [["t.py"], ["cluster", "jobs"]], ids=" ".join)
+def test_new_leaves_no_half_of_a_file(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second attempt was refused, as the file of the first one, which was empty, existed."""
+    monkeypatch.chdir(tmp_path)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        result = CliRunner().invoke(main, ["new", *arguments])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (result.exit_code, "File too large" in result.output) == (2, True)
+    assert not list(tmp_path.iterdir())

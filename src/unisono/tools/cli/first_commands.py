@@ -89,6 +89,7 @@ def _write(source: Path, file: Path) -> None:
             f"{str(file)!r}: choose another name."
         )
     parts = [source] if source.is_file() else sorted(filter(Path.is_file, source.iterdir()))
+    is_begun = False
     try:
         if source.is_dir():
             file.mkdir()
@@ -98,12 +99,15 @@ def _write(source: Path, file: Path) -> None:
                 text = text.replace(source.name, name.replace("\\", r"\\"))
             target = file if source.is_file() else file / part.name
             with target.open("x", encoding="utf-8") as written:
+                is_begun = True
                 written.write(text)
     except FileExistsError:
         raise Refusal(
             f"FILE must be new, but {str(file)!r} exists: choose another name, or remove it."
         ) from None
     except OSError as error:
+        if is_begun:  # half of it would be in the way of the next attempt
+            file.unlink() if source.is_file() else shutil.rmtree(file)
         raise Refusal(
             f"FILE must be a place to write to, but {str(file)!r} is not: {error.strerror}."
         ) from None
