@@ -254,3 +254,20 @@ def test_the_last_note_is_the_last_whole_line(worker):
     assert after.journal.last_note() == b"a note\n"
     after.step(1, 2, 3)  # to look makes nobody the writer
     assert after.lines == [*steps(1, 2), "a note", *steps(3)]
+
+
+def test_a_file_that_another_run_has_begun_meanwhile_is_left_to_it(tmp_path):
+    """Two jobs with one `path` had their steps in one file, and loggers took them for one run's."""
+    one, other = Worker(tmp_path / "lines"), Worker(tmp_path / "lines")
+    for worker, name in ((one, b"one\n"), (other, b"other\n")):
+        worker.journal.begin(0)
+        worker.journal.note(name)
+        worker.step(0, 1)
+    one.step(2, 3)
+    other.step(2)
+    one.step(4)
+    assert other.lines == ["other", *steps(0, 1, 2)]
+    assert (tmp_path / "lines-1").read_text().splitlines() == ["one", *steps(0, 1)]
+    assert len(one.said) == 1
+    assert "another run has begun it meanwhile" in one.said[0]
+    assert other.said == []

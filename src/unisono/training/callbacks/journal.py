@@ -146,6 +146,11 @@ class Journal:
             self._complain(OSError(trouble.removesuffix(".")))
             return
         is_anew = self._fd >= 0 and not is_there
+        if is_anew and self._is_anothers():
+            self._close()
+            self._barred_at_s = math.inf
+            self._complain(OSError("another run has begun it meanwhile"))
+            return
         if is_anew:
             self._close()
             say_alone(
@@ -174,6 +179,15 @@ class Journal:
         except OSError as error:
             self._close()
             self._complain(error)
+
+    def _is_anothers(self) -> bool:
+        """Return whether the file that has replaced this one begins with other lines."""
+        try:
+            with os.fdopen(open_plain(self._path, os.O_RDONLY), "rb") as file:
+                begin = file.read(_TAIL_BYTES)
+        except OSError:
+            return False
+        return begin != os.pread(self._fd, len(begin), 0)
 
     def _take_over(self) -> None:
         """Continue where the file ends, without the half of a line that a lost leader may leave."""
