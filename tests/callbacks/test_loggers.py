@@ -182,6 +182,12 @@ def test_mlflow_gets_a_name_that_it_refuses_in_other_letters(tmp_path):
     assert run._client.log_batch.call_args.kwargs == {"params": [("a_b", "1")]}
 
 
+def test_two_names_that_mlflow_would_take_for_one_are_refused():
+    run = object.__new__(trackers._MLflowRun)
+    with pytest.raises(ValueError, match="some become the same: rename one of them"):
+        run.log([Row(3, 0.5, {"train/top@5": 1.0, "train/top_5": 2.0})])
+
+
 def test_each_group_of_parameters_has_a_learning_rate():
     step = read_event(b'{"event": "step", "step": 0, "learning_rates": [0.1, 0.2]}')
     assert logger_feed._of_step(step) == {"learning_rate/0": 0.1, "learning_rate/1": 0.2}
@@ -274,6 +280,21 @@ def test_a_new_run_is_another_run(tmp_path, fake):
     train(tmp_path, fake, 1, checkpoint=unisono.Checkpoint(resume="never"))
     begun = [line for line in lines(tmp_path) if "begin" in line]
     assert begun == ["begin None 8", "begin mine 8", "begin None 8"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lr", [0.1, 0.2])
+def test_other_numbers_of_steps_that_come_again_are_reported(tmp_path, fake, capsys, lr):
+    saving = unisono.Checkpoint(2, options="program")
+    train(tmp_path, fake, 4, checkpoint=saving)
+    shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))
+    capsys.readouterr()
+    train(tmp_path, fake, 4, lr=lr, checkpoint=saving)
+    told = "a step that comes again must have the numbers that Fake got, but step 10 has others"
+    assert capsys.readouterr().out.count(told) == (lr != 0.1)
+    assert [line for line in lines(tmp_path) if "train" in line] == [
+        f"{step} train/loss learning_rate" for step in STEPS
+    ]
 
 
 @pytest.mark.slow

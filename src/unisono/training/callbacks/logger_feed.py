@@ -2,7 +2,8 @@
 
 ``run.json`` in a logger's folder says what was sent, so a process that continues for another reads
 the file from its beginning and sends the rest. It locks ``run.json`` until it ends. If the event
-file is moved away or becomes another job's, the process sends nothing more.
+file is moved away or becomes another job's, the process sends nothing more. A step that comes again
+with other numbers, as from an older checkpoint with other settings, is reported.
 
 One line of JSON on standard input says what to do; another, which is missing if the leader is lost,
 says how the call of ``fit`` ended and how long sending may take. Lines for the user are written to
@@ -21,6 +22,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, final
+from zlib import crc32
 
 from unisono.runtime.checkpoint.run_directory import file_id_of
 from unisono.runtime.notices import shown
@@ -32,7 +34,7 @@ from unisono.training.events.follow import EventReader
 RUN_FILE = "run.json"
 _LOOK_EVERY_S = 0.5
 _LEFT_S = 600  # to send what a lost leader left; the next process waits
-_ROWS_AT_ONCE = 1000
+_ROWS_AT_ONCE = _ROWS_KNOWN = 1000
 
 
 class Row(NamedTuple):
@@ -83,15 +85,19 @@ def locked_run(folder: Path) -> int:
 
 @final
 class Sender:
-    """Sends rows to a logger's run, each once; ``run.json`` stores its id and last steps."""
+    """Sends rows to a logger's run, each once; ``run.json`` has its id and hashes of the last rows.
+
+    `differs_from`: the first step that came again with other numbers than were sent.
+    """
 
     def __init__(self, opening: Opening, begin: type[LoggerRun], run_fd: int) -> None:
         self._every, self._fd = opening.every, run_fd
         run_id: str | None = None
-        self._sent: dict[str, int] = {}
+        self._sent: dict[str, dict[str, int]] = {}  # by kind and step, in their order
+        self.differs_from: int | None = None
         with suppress(ValueError, TypeError, KeyError):
-            found = json.loads(os.pread(self._fd, 1 << 16, 0))
-            run_id, self._sent = str(found["id"]), dict(found["sent"])
+            found = json.loads(os.pread(self._fd, 1 << 20, 0))
+            run_id, self._sent = str(found["id"]), {k: dict(v) for k, v in found["sent"].items()}
         self._rows: list[Row] = []
         self._run = begin(opening._replace(run_id=run_id))
         self._keep()
@@ -116,11 +122,16 @@ class Sender:
         self._run.end(status)
 
     def _add(self, kind: str, step: int, event: Event, values: dict[str, float]) -> None:
-        if step > self._sent.get(kind, -1):
-            self._sent[kind] = step
+        sent, told = self._sent.setdefault(kind, {}), crc32(repr([*values.items()]).encode())
+        if step > int(next(reversed(sent), -1)):
+            sent[str(step)] = told
+            if len(sent) > _ROWS_KNOWN:
+                del sent[next(iter(sent))]
             self._rows.append(Row(step, event.time_unix_s, values))
             if len(self._rows) >= _ROWS_AT_ONCE:
                 self.flush()
+        elif self.differs_from is None and sent.get(str(step), told) != told:
+            self.differs_from = step
 
     def _keep(self) -> None:
         """Write what was sent to ``run.json``."""
@@ -189,7 +200,7 @@ class _Feed:
             return  # its leader was lost meanwhile: the process of another one sends all
         sender = Sender(Opening(**opening), home.opens, run_fd)
         events = EventReader(self._work["events"])
-        is_over = False
+        is_over = is_reported = False
         while not is_over:
             is_over = self._ends.wait(_LOOK_EVERY_S)
             # A run replaces its file only when `fit` begins.
@@ -198,10 +209,21 @@ class _Feed:
             for event in events.new_events():
                 sender.take(event)
             sender.flush()
+            if not is_reported and (step := sender.differs_from) is not None:
+                is_reported = True
+                self._print(
+                    f"a step that comes again must have the numbers that {logger['product']} got, "
+                    f"but step {step} has others (other settings?): {logger['product']} keeps the "
+                    f"earlier ones of all steps that were sent; for the new ones, pass another "
+                    f"`path`."
+                )
         sender.end(self._status)
 
     def _say(self, product: str, why: str) -> None:
-        line = shown(no_numbers(product, why), 4000)  # short enough for a single write
+        self._print(no_numbers(product, why))
+
+    def _print(self, line: str) -> None:
+        line = shown(line, 4000)  # short enough for a single write
         os.write(self._said_fd, line.encode(errors="replace") + b"\n")
 
 

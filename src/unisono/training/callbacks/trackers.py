@@ -19,6 +19,18 @@ from unisono.training.callbacks.logger_feed import Opening, Row
 _WANDB_MODES = ("offline", "online")
 _METRICS_AT_MOST, _PARAMS_AT_MOST = 1000, 100  # per call: MLflow refuses more
 _plain = partial(re.compile(r"[^\w.\- :/]").sub, "_")  # MLflow refuses a name such as `top@5`
+
+
+def _plain_names(values: Mapping[str, float]) -> Mapping[str, float]:
+    plain = {_plain(name): value for name, value in values.items()}
+    if len(plain) < len(values):
+        raise ValueError(
+            f"names must differ where `_` stands for what MLflow refuses, but of {[*values]} some "
+            f"become the same: rename one of them"
+        )
+    return plain
+
+
 _MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -163,9 +175,9 @@ class _MLflowRun:
 
     def log(self, rows: list[Row]) -> None:
         metrics = [
-            self._entities.Metric(_plain(name), value, int(row.time_unix_s * 1000), row.step)
+            self._entities.Metric(name, value, int(row.time_unix_s * 1000), row.step)
             for row in rows
-            for name, value in row.values.items()
+            for name, value in _plain_names(row.values).items()
         ]
         for at in range(0, len(metrics), _METRICS_AT_MOST):
             some = metrics[at : at + _METRICS_AT_MOST]
