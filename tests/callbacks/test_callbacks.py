@@ -351,3 +351,21 @@ def test_a_fit_that_fails_before_its_loop_has_no_part_in_a_later_loop():
             for (x,) in step.shards:
                 step.backward(model(x).mean())
     assert not begun
+
+
+def test_a_run_does_not_continue_in_a_file_that_another_one_has_begun_since(tmp_path):
+    """Steps of both stood there as those of one run, and loggers had half of each."""
+
+    def made():
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        log = EventLog(tmp_path / "events.jsonl")
+        return unisono.Trainer(model, optimizer, loss, shards=2, callbacks=[log])
+
+    one, other = made(), made()
+    one.fit(data(), batch_size=8, epochs=1)
+    one.fit(data(), batch_size=8, epochs=2)
+    other.fit(data(), batch_size=8, epochs=1)
+    other.fit(data(), batch_size=8, epochs=2)
+    with pytest.raises(ValueError, match="each run must write a separate file, but another one"):
+        one.fit(data(), batch_size=8, epochs=3)

@@ -281,6 +281,7 @@ class Trainer:
             find_means = passes.validation(reading, sets, measured, validated)
         callbacks = Callbacks(self._all_callbacks(), self.directory)
         check_moments(callbacks)
+        callbacks.take_files(run, has_begun=run.position.step > 0)
         computed = () if measured is None else measured.names
         validation = Validation(run, find_means, validate_every, sets, computed)
         if self._schedule.needs_validation:

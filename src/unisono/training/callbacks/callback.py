@@ -14,6 +14,7 @@ once, such as writing a file, with ``fit.is_leader``; the leader changes when it
 from __future__ import annotations
 
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from unisono.errors import CallbackError, UnisonoError
+from unisono.runtime.world import per_process
 from unisono.training.callbacks.summary import Summary
 
 if TYPE_CHECKING:  # a logger's process does not need torch
@@ -297,6 +299,10 @@ _NAMES = ("BestCheckpoint", "EMA", "EarlyStopping", "MLflow", "TensorBoard", "Wa
 _OTHERWISE = "derive from it, or pass an instance"
 
 
+class _RunOfFile(weakref.WeakValueDictionary[str, Any]):
+    """Which run of this process has begun or continued a file last."""
+
+
 @final
 class Callbacks:
     """Calls callbacks one after another; `calling` is the one that runs now.
@@ -318,7 +324,7 @@ class Callbacks:
         self._failed: list[Callback] = []
         self._at = 0  # index of the callback called last
         self.calling: Callback | None = None
-        writers: dict[str, str] = {}
+        writers = self._writers = dict[str, str]()
         for callback in self._callbacks:
             if (path := callback.writes_to(directory)) is None:
                 continue
@@ -332,6 +338,18 @@ class Callbacks:
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
+
+    def take_files(self, run: object, *, has_begun: bool) -> None:
+        """Record whose files these are; raise ValueError if another run has begun in one since."""
+        runs = per_process(_RunOfFile)
+        for place, name in self._writers.items():
+            if has_begun and runs.get(place, run) is not run:
+                raise ValueError(
+                    f"each run must write a separate file, but another one of this program has "
+                    f"begun {place} since {name} of this one wrote it: give one of them another "
+                    f"`path`."
+                )
+            runs[place] = run
 
     @property
     def names(self) -> list[str]:
