@@ -62,7 +62,7 @@ class Unlike(NamedTuple):
         """Whether the place still has this worker's value."""
         with suppress(Exception):
             if self.slot is None:
-                return bool(hashed(self.holder.owner) == hashed(self.here))
+                return _bytes_of(self.holder.owner) == _bytes_of(self.here)
             now = dict(h.numbered(self.holder.read()))[self.slot]
             return h.same(((), (now,)), ((), (self.here,)))
         return False
@@ -144,7 +144,9 @@ def _values(
 
     The packed form of a tensor or an array is its hash.
     """
-    own = [*itertools.islice((each for each in holders if not each.is_of_library), _MANY)]
+    # Layers of torch hold the weights of a teacher, for example.
+    counted = (each for each in holders if each.kind is h.CONTENTS or not each.is_of_library)
+    own = [*itertools.islice(counted, _MANY)]
     owners = {id(holder.owner) for holder in own}
     for holder in own:
         with suppress(Exception):

@@ -65,7 +65,9 @@ class Passes:
         check_forward(forward)
         return Metrics(metrics, self.rehearsed("forward", self.prepared(forward, to_first=True)))
 
-    def sweep(self, name: str, reading: Reading, model: nn.Module | None, *functions: Any) -> Sweep:
+    def sweep(
+        self, name: str, reading: Reading, model: nn.Module | None, **functions: Any
+    ) -> Sweep:
         """Return a pass; see :class:`Sweep`."""
         loop = LoopPlan(reading, self._run.plan_pass(reading), Totals(epochs=1, steps=None))
         return Sweep(self._run, name, loop, None if model is None else checked(model), functions)
@@ -99,9 +101,10 @@ class Passes:
 
         def compute() -> bytes:
             with self._computing.under_way(self._run.kept.model):
-                used = (self.loss, self.embed, measured)
+                forward = None if measured is None else measured.forward
+                used = {"loss": self.loss, "embed": self.embed, "forward": forward}
                 other = None if model is None else model()
-                sweep = self.sweep("evaluate", reading, other, *used)
+                sweep = self.sweep("evaluate", reading, other, **used)
                 loss = self.rehearsed("loss", self.loss)
                 if self.embed is not None:
                     embed = self.rehearsed("embed", self.embed)

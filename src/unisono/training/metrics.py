@@ -36,10 +36,10 @@ Rows = dict[str, list[torch.Tensor]]
 
 @final
 class Metrics:
-    """The metrics of one evaluation, with the function that computes their arguments."""
+    """The metrics of one evaluation, with `forward`, which computes their arguments."""
 
     def __init__(self, metrics: Any, forward: Forward) -> None:
-        self._forward = forward
+        self.forward = forward
         self._functions, metrics = _taken_apart(metrics)
         self._template = _collection(metrics) if metrics else None
         if self._template is not None:
@@ -64,7 +64,7 @@ class Metrics:
 
     def keep(self, rows: Rows, model: nn.Module, batch: Any, num_samples: int) -> None:
         """Add a part's rows to those of its shard; raise TypeError if they are not rows."""
-        found = self._forward(model, batch)
+        found = self.forward(model, batch)
         parts = found if isinstance(found, (tuple, list)) and found else (found,)
         is_named = isinstance(found, Mapping) and found
         by_name = found if is_named else {str(at): part for at, part in enumerate(parts)}

@@ -421,7 +421,8 @@ class Rehearsals:
         @wraps(function)
         def call(model: nn.Module, batch: Any) -> Any:
             nonlocal rehearsals
-            if is_due(AT_FIRST, next(numbers)):
+            is_first_with_unlike = rehearsals is None and run.unlike
+            if is_due(AT_FIRST, next(numbers)) or is_first_with_unlike:
                 rehearsals = rehearsals or Rehearsals(run, {name: function}, model)
                 return rehearsals._rehearsed_pass(name, function, batch)
             return function(model, batch)

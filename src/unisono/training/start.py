@@ -32,6 +32,7 @@ from unisono.runtime.world import (
     read_in_program,
     threads_per_worker,
 )
+from unisono.training.begun_alike import check_begun_alike
 from unisono.training.identity import compare_devices, switches_of
 from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.resume import resume
@@ -244,6 +245,8 @@ def _agree(run: RunContext, plan: LoopPlan, places: Places | None) -> bytes:
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
+    if not run.is_ahead:
+        check_begun_alike(run, takes_leaders=run.num_loops == 1)
     run.unlike = () if places is None else values_unlike(run.team, places, run.say_once)
     check_devices(run.exchange, run.device, run.team)
     if run.are_mixed is None:

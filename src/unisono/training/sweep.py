@@ -23,17 +23,22 @@ from unisono.engine.state.modes import evaluating
 from unisono.engine.state.run_state import Position
 from unisono.plan.seeds import seed_of
 from unisono.programs.generators import OwnGenerators
+from unisono.programs.unlike import values_unlike
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.runtime.training_progress import now
 from unisono.runtime.world import threads_per_worker
+from unisono.training.begun_alike import check_begun_alike
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.failing_step import refusals_explained
 from unisono.training.failures import failure, raised
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import memory_explained
+from unisono.training.rehearsals import Rehearsals
 from unisono.training.run_context import RunContext, samples_now
 from unisono.training.sampler_order import facts_of_order
+
+_COMPARED = 64  # the first calls of a program, and every 64th, compare what its functions read
 
 
 class Part(NamedTuple):
@@ -59,15 +64,15 @@ class Sweep:
         name: str,
         loop: LoopPlan,
         model: nn.Module | None,
-        functions: Sequence[Any] = (),
+        functions: Mapping[str, Any],
     ) -> None:
-        self._run, self._name, self._loop = run, name, loop
+        self._run, self._name, self._loop, self._functions = run, name, loop, functions
         self.plan, self.team, self.device = loop.samples, run.team, run.device
         self.is_deterministic = run.is_deterministic
         self.model = run.kept.model if model is None else model
         # A model other than the trained one may differ between workers.
         self._digest = None if model is None else digest_of_weights(model)
-        self._own = OwnGenerators(**loop.program, loss=functions, model=self.model)
+        self._own = OwnGenerators(**loop.program, loss=(*functions.values(),), model=self.model)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -95,6 +100,13 @@ class Sweep:
         if self._digest is not None:
             facts["the digest of `model`"] = self._digest
         self.team.agree(facts, purpose, known=known, remedy=REMEDY)
+        calls = self._run.replicated_calls
+        if calls.is_recorded:  # within a loop, what differs was compared when it began
+            if self._digest is None:
+                check_begun_alike(self._run)
+            if calls.index < _COMPARED or calls.index % _COMPARED == 0:
+                rehearsals = Rehearsals(self._run, self._functions, self.model)
+                self._run.unlike = values_unlike(self.team, rehearsals.places, self._run.say_once)
 
     @contextmanager
     def under_way(self) -> Iterator[PartsOf]:

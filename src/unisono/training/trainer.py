@@ -378,7 +378,7 @@ class Trainer:
         check_forward(forward)
         reading = self._read_in_order(dataset, batch_size)
         predictor = Predictor(
-            self._passes.sweep("predict", reading, model, forward),
+            self._passes.sweep("predict", reading, model, forward=forward),
             self._passes.rehearsed("forward", self._passes.prepared(forward)),
         )
         with self._computing.under_way(self.run.model):
