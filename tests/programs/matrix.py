@@ -12,6 +12,7 @@ begins with ``# %% name: what a user should get``, and after that what is specia
     # %% centres: SAME everywhere           also run on every exchange and on the test accelerator
     # %% clipped: SAME everywhere kills     with kills before and after a change, in `make test`;
                                           commit: also before the last snapshot
+    # %% phases: SAME crashes               also killed as a whole, without a last checkpoint
     # %% averages: SAME together            so, but undisturbed alone (`together`)
     # %% counts: REFUSED early              before the third step
     # says: `loss.calls` carries over       a pattern that is in every refusal
@@ -92,6 +93,8 @@ class Program:
         if "together" in self.options:
             own = [name for name in own if not WAYS[name].is_disturbed]
         own = [name for name in own if WAYS[name].can_be]
+        if "crashes" not in self.options:
+            own = [name for name in own if not WAYS[name].is_crashed]
         if "cold" in self.options:
             own = [name for name in own if name in COLD]
         return [name for name in own if not names or name in names]

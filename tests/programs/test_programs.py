@@ -135,6 +135,14 @@ def test_kills_before_and_after_changes_and_draws_change_nothing(program, tmp_pa
     assert result.is_expected, result
 
 
+@promise("conditions.1")
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [marked(one) for one in ALL if "crashes" in one.options])
+def test_what_follows_the_last_checkpoint_is_repeated(program, tmp_path):
+    result = tried(program, tmp_path, ("alone", "kill0", "stop12", "crash12"))
+    assert result.is_expected, result
+
+
 @pytest.mark.slow
 def test_each_program_changes_something_and_ways_to_do_the_same_are_the_same():
     found = zip(together.CHANGED, found_alone(together.CHANGED), strict=True)

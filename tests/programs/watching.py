@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +70,7 @@ class _Waiting:
 def _stop(folder: Path, team: Any) -> None:
     """Have whoever started this process send its signal, and wait until it has come."""
     if dataclasses.astuple(team.world)[1] == 1:  # not as the program would read it
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), int(os.environ["PROGRAM_STOPPED_BY"]))
         return
     (folder / STOP).touch()
     end_s = time.monotonic() + COMES_WITHIN_S

@@ -8,6 +8,7 @@
                       replacement, and those after it are computed with it
     back              a worker is killed in an update, so that the run goes back
     stop12, stop31    stopped by SIGTERM, and started again with other workers
+    crash12, crash31  so, but by SIGKILL, and without a last checkpoint
     loaders …         with two loader processes for each worker
 
 and for programs that are run everywhere::
@@ -49,6 +50,7 @@ class Start:
     workers: int | None = None
     faults: str = ""
     stopped: int | None = None  # in this step
+    by: signal.Signals = signal.SIGTERM  # how it is stopped
     exchange: str = "shared"
 
 
@@ -67,6 +69,10 @@ class Way:
     @property
     def is_disturbed(self) -> bool:
         return len(self.starts) > 1 or any(one.faults for one in self.starts)
+
+    @property
+    def is_crashed(self) -> bool:
+        return any(one.by == signal.SIGKILL for one in self.starts)
 
     @property
     def can_be(self) -> bool:
@@ -93,6 +99,8 @@ WAYS = {
     "loaders": Way((Start(),), loaders=2),
     "loaders2": Way((Start(2),), loaders=2),
     "loaderskill": Way((_killed(2, 1, "begin"),), loaders=2),
+    "crash12": Way((Start(stopped=16, by=signal.SIGKILL), Start(2))),
+    "crash31": Way((Start(3, stopped=16, by=signal.SIGKILL), Start())),
     "four": _everywhere(Start(4)),
     "staged": _everywhere(Start(2, exchange="staged")),
     "gloo": _everywhere(Start(3, exchange="gloo")),
@@ -151,10 +159,11 @@ def outcome(
         given = {
             **_variables(of_start, way, start),
             "PROGRAM_STOPS": str(stopped or start.stopped if is_stopped else -1),
+            "PROGRAM_STOPPED_BY": str(int(start.by)),
             "UNISONO_FAULTS": start.faults.replace("KILLED", str(killed)),
         }
         status, said = _run(start, given, subprocess.Popen if is_cold else processes.start)
-        if is_stopped and status == 128 + signal.SIGTERM:
+        if is_stopped and status in (128 + start.by, -start.by):
             continue
         found = [json.loads(one.read_text()) for one in sorted(of_start.glob("found-*"))]
         if is_stopped and status == 0:
@@ -190,11 +199,11 @@ def _run(start: Start, given: dict[str, str], popen: Any) -> tuple[int | None, s
             env={**os.environ, **given},
             start_new_session=True,
         )
-        status = _waited_for(process, of_start / STOP)
+        status = _waited_for(process, of_start / STOP, start.by)
     return status, output.read_text(errors="replace")
 
 
-def _waited_for(process: subprocess.Popen[bytes], stop: Path) -> int | None:
+def _waited_for(process: subprocess.Popen[bytes], stop: Path, by: int) -> int | None:
     """Wait for the end of a program, and stop it when it asks for that."""
     end_s, is_stopped = time.monotonic() + TIMEOUT_S, False
     while (status := process.poll()) is None:
@@ -204,7 +213,7 @@ def _waited_for(process: subprocess.Popen[bytes], stop: Path) -> int | None:
             return None
         if not is_stopped and stop.exists():
             is_stopped = True
-            process.terminate()
+            process.send_signal(by)
         time.sleep(0.02)
     return status
 

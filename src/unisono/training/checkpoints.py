@@ -15,6 +15,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,11 +29,15 @@ from unisono.plan.samples import SamplePlan
 from unisono.runtime.checkpoint.folder import digest_of_state, read_folder
 from unisono.runtime.checkpoint.remote import await_answer, local_folder, url_of
 from unisono.runtime.checkpoint.run_directory import (
+    ENDED,
+    IDLE,
+    PASSED,
     CheckpointEntry,
     FileId,
     HeldElsewhereError,
     RunDirectory,
     file_id_of,
+    step_of,
 )
 from unisono.runtime.checkpoint.sealed import HeldAt, Sealed
 from unisono.runtime.checkpoint.writer import CheckpointWriter, SlotToWrite
@@ -58,6 +63,8 @@ class FoundCheckpoint:
     snapshot: CheckpointData  # its content
     is_ahead: bool  # whether the loop about to begin had ended by then
     is_later: bool = False  # and whether a later loop made it
+    has_ended: bool = False  # whether that loop made it when it ended
+    was_passed: bool = False  # whether the program left that loop there, and began another
 
 
 @final
@@ -193,7 +200,7 @@ class Checkpoints:
                 )
             self._ahead = snapshot, entry, []
             newest = FoundCheckpoint(str(entry.path), snapshot, is_ahead=True, is_later=True)
-            return self._end_of_loop(end) or newest
+            return self._end_of_loop(end, loop) or newest
         self._ahead = None
         fits(snapshot)
         for warning in compare(
@@ -211,14 +218,23 @@ class Checkpoints:
             )
         self.set_aside(position.step)
         self._say(f"resuming from checkpoint {entry.path.name} in {self._run_directory.folder}")
-        return FoundCheckpoint(str(entry.path), snapshot, is_ahead=False)
+        marks = self._run_directory.marks(position.step)
+        return FoundCheckpoint(
+            str(entry.path),
+            snapshot,
+            is_ahead=False,
+            has_ended=ENDED + loop in marks,
+            was_passed=PASSED + loop in marks,
+        )
 
-    def _end_of_loop(self, end: Path | None) -> FoundCheckpoint | None:
+    def _end_of_loop(self, end: Path | None, loop: str) -> FoundCheckpoint | None:
         """Return what a finished loop ended with; None if that was not kept."""
         trouble = "is no longer kept"
         if end is not None:
             try:
-                return FoundCheckpoint(str(end), self.read(str(end)), is_ahead=True)
+                has_ended = ENDED + loop in self._run_directory.ends()[step_of(end.name) or 0]
+                read = self.read(str(end))
+                return FoundCheckpoint(str(end), read, is_ahead=True, has_ended=has_ended)
             except CheckpointError as error:
                 trouble = f"in {end.name} is damaged ({str(error).removesuffix('.')})"
         if self.misses_end:
@@ -229,6 +245,18 @@ class Checkpoints:
             f"sees the newest weights, also where it evaluates or saves them"
         )
         return None
+
+    def mark_passed(self) -> None:
+        """Record that another loop begins: if the program left the one before, it did not end."""
+        with suppress(OSError):
+            if self.kept_step is not None and self._writes:
+                self._run_directory.mark_passed(self.kept_step)
+
+    def mark_idle(self, loop: str) -> None:
+        """Record that a loop has no step."""
+        with suppress(OSError):
+            if self.kept_step is not None and self._writes:
+                self._run_directory.mark_end(self.kept_step, IDLE + loop)
 
     def complete_here(self) -> dict[int, str]:
         """Return digests of the complete checkpoints on a host with its own directory, by step."""
@@ -283,7 +311,7 @@ class Checkpoints:
         self._is_kept_elsewhere = False
         self.kept_step, self._kept_at_s = step, time.monotonic()
         self._kept_by = self._team.membership.leader
-        if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
+        if not self._writes:
             return
         kept = SlotToWrite(snapshots.places, slot, step, **self.facts, end=end)
         supervisor = self._team.supervisor
@@ -299,6 +327,10 @@ class Checkpoints:
         self._writer.wait()
         step, found = self.kept_step, self._run_directory
         return found.path_of(step) if step is not None and found.has(step) else None
+
+    @property
+    def _writes(self) -> bool:
+        return self._team.leads_host if self.is_on_each_host else self._team.is_leader
 
     @property
     def newest(self) -> str:

@@ -349,7 +349,10 @@ class FitUnderWay(Observer):
     def _end(self) -> Summary:
         """Run end-of-fit actions once all steps are done, even if other workers did them."""
         self.has_ended = True
-        if self.step > self._totals.begun_at.step or self._conclusions.left is not None:
+        is_new = self.step > self._totals.begun_at.step or self._conclusions.left is not None
+        if not is_new:  # the program's callbacks repeat what they did after the last snapshot
+            self._callbacks = Callbacks([*self.own_callbacks.values()])
+        if is_new or self._context.has_ended:
             if not self._has_begun:
                 self.begin()
             if self._validation.newest is None:
@@ -382,7 +385,7 @@ class FitUnderWay(Observer):
             samples=samples,
             shards=self._plan.samples.shards,
             workers=self._context.team.world.world_size,
-            means=run.last.get("means", {}) if samples else {},
+            means=run.last.get("means", {}),
             validation=run.last.get("validation"),
             **json.loads(heard),
         )

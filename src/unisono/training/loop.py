@@ -93,6 +93,10 @@ _ANOTHER_LENGTH = (
     "the dataset had {:,} samples when the loop began and no longer has as many, but a loop keeps "
     "the number that it began with: train each size in a `fit` or loop of its own"
 )
+_OUT_OF_ORDER = (
+    "the steps of a loop must be taken before the run begins another loop, but another one has "
+    "begun: call `run.steps` where its steps are taken, `for step in run.steps(…):`"
+)
 _COUNTED = (
     "`{}` around the steps starts over when the run resumes or a worker is replaced: derive what "
     "differs from step to step from `step.number`"
@@ -118,8 +122,7 @@ def begin_loop(
     if plan.samples.is_endless and every is not None and every.epochs is not None:
         raise no_epochs("checkpoint")
     run.loss, run.functions, run.frame = loss, functions, frame
-    if observer is not None:
-        run.observer = observer
+    run.observer = Observer() if observer is None else observer
     _watch_program(run, plan, [] if frame is None else [frame])
     model, optimizer, device = run.kept.model, run.kept.optimizer, run.device
     check_split_before(model, device)
@@ -134,7 +137,7 @@ def begin_loop(
     start(run, plan, rehearsals.places if is_compared else None)
     itself: list[Callable[[], Any]] = []
     asked_at = -1 if frame is None else frame.f_lasti
-    steps = steps_of(run, plan, plan.fetch(), itself, asked_at)
+    steps = steps_of(run, plan, plan.fetch(), itself, asked_at, run.num_loops)
     if frame is None or not is_looped_over(frame):
         itself.append(weakref.ref(steps))
     return steps
@@ -198,26 +201,34 @@ def steps_of(
     fetch: Fetch,
     itself: Sequence[Callable[[], Any]],
     asked_at: int,
+    number: int,
 ) -> Generator[Step, None, None]:
     """Yield the steps of one loop. Collective: every rank uses every step, in the same order.
 
     `itself` refers to this generator if iterators may be around it; `asked_at` is where the
-    program's frame stood before it.
+    program's frame stood before it; `number` is the loop's.
     """
     if run.is_over(plan.totals):
         report_over(run, plan.totals)
-        if run.is_ahead:
-            raise_as_left(run.kept.last, run.num_loops)
+        if run.is_stopped:
+            plan.totals.note_left(run.kept.last, run.num_loops)
+        if run.checkpoints is not None and not (run.is_ahead or run.has_ended):
+            run.checkpoints.mark_idle(run.loop)
+        if run.is_ahead or plan.totals.were_left(run.kept.last, number):
+            raise_as_left(run.kept.last, number)
         return
+    if run.num_loops != number:
+        raise RuntimeError(_OUT_OF_ORDER)
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
     entry = run.replicated_calls.enter_loop()
     if isinstance(entry, Passed):
         run.kept.apply_ended(entry, run.team)
-        raise_as_left(run.kept.last, run.num_loops)
+        run.goes_on &= not run.is_stopped  # it was called before `stop`
+        raise_as_left(run.kept.last, number)
         return
     run.has_joined = entry is not None and entry.loop is not None
-    forget_left_by(run.kept.last, run.num_loops)
+    forget_left_by(run.kept.last, number)
     with (
         _under_way(run, plan, entry) as boundary,
         _loader(run, plan, fetch) as loader,

@@ -60,6 +60,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         return
     if run.has_resumed:
         checkpoints.open()
+        checkpoints.mark_passed()
         return
     kept.recorded.record()
     begins_as = _told(run)
@@ -90,6 +91,9 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         # Before the state is restored, which undoes what callbacks had changed in the dataset.
         here = None if is_ahead else _data_here(run, plan)
         _put_back(run, checkpoints, answer, snapshot, is_ahead=is_ahead)
+        run.has_ended = answer["has_ended"]
+        if answer["was_passed"]:
+            plan.totals.note_left(kept.last, run.num_loops)
         # The leader releases the files once all have read them.
         run.replicated_calls.together(
             _PURPOSE, lambda: b"".join(run.team.gather(b"", _PURPOSE).values())
@@ -189,7 +193,7 @@ def _find(
     answer |= {name: facts[name] for name in ("position", "last")}
     held = {name: file.place for name, file in found.snapshot.files.items()}
     answer |= {"path": found.path, "is_ahead": found.is_ahead, "held": held}
-    answer["is_later"] = found.is_later
+    answer |= {name: getattr(found, name) for name in ("is_later", "has_ended", "was_passed")}
     answer["data"] = {name: facts["identity"].get(name) for name in (SAMPLES, LENGTH)}
     shards = facts["identity"].get("shards")
     return answer | {"shards": shards if type(shards) is int else plan.samples.shards}, found

@@ -83,6 +83,7 @@ class RunContext:
     has_resumed: bool = False  # a checkpoint was loaded, or there is none
     has_joined: bool = False  # see `unisono.Run`
     is_ahead: bool = False  # see `unisono.Run`
+    has_ended: bool = False  # the newest loop ended in an earlier process of this program
     program_kept: KeptProgram | None = None  # what the program changes between steps
     num_loops: int = 0  # that the program has reached
     loop: str = ""  # identifies the newest loop across restarts
@@ -166,7 +167,8 @@ class RunContext:
 
     def is_over(self, totals: Totals) -> bool:
         """Return whether the run has nothing left to do."""
-        return self.is_ahead or self.is_stopped or totals.are_reached(self.kept.position)
+        is_at_end = self.is_stopped or totals.are_reached(self.kept.position)
+        return self.is_ahead or is_at_end or totals.were_left(self.kept.last, self.num_loops)
 
 
 def samples_seen(run: RunContext, plan: LoopPlan) -> dict[str, str]:

@@ -28,7 +28,7 @@ from unisono.training.callbacks.callback import Callbacks, Fit
 from unisono.training.epoch_history import note_validation
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.options import LOSS, Every, Schedule
-from unisono.training.run import Run
+from unisono.training.run import Run, context_of
 
 KEY = "schedule"
 
@@ -187,7 +187,8 @@ class Validation:
 
     def begin(self) -> None:
         """Begin a loop, after the run has restored its state."""
-        self._run.last.update(validation=None, validated_at=None)
+        if self._run.last.get("validated_in") != context_of(self._run).num_loops:
+            self._run.last.update(validation=None, validated_at=None)
 
     @property
     def newest(self) -> Means | None:
@@ -205,7 +206,9 @@ class Validation:
     def compute(self) -> Means:
         """Validate and record the result. Collective."""
         means = self.preview()
-        self._run.last.update(validation=means, validated_at=self._position.step)
+        number = context_of(self._run).num_loops
+        at = {"validated_at": self._position.step, "validated_in": number}
+        self._run.last.update(validation=means, **at)
         return means
 
 

@@ -53,12 +53,13 @@ def start(run: RunContext, plan: LoopPlan, places: Places | None) -> None:
     not compared.
     """
     run.num_loops += 1
-    totals = plan.totals
+    run.has_ended, totals = False, plan.totals
     run.loop = f"loop {run.num_loops}, epochs={totals.epochs}, steps={totals.steps}"
     resume(run, plan)
     plan.samples = plan.samples.at(run.kept.position.epoch)
     _fix_shards(run, plan.samples)
-    if run.goes_on:
+    # Between two loops it was called for the first of them, and this one was stopped, too.
+    if run.goes_on and not (run.has_ended and run.num_loops > 1):
         run.kept.last.pop("stopped_at", None)
     _check_trainable(run)
     position = run.kept.position
@@ -122,7 +123,8 @@ def report_over(run: RunContext, totals: Totals) -> None:
             f"`go_on()` first, or leave out the callback that stopped it"
         )
         return
-    if run.replicated_calls.is_behind or not position.step:
+    was_left = totals.were_left(run.kept.last, run.num_loops)
+    if run.replicated_calls.is_behind or not position.step or was_left:
         return
     counted = ("epochs", totals.epochs, position.epoch), ("steps", totals.steps, position.step)
     given = [(name, total, done) for name, total, done in counted if total is not None]

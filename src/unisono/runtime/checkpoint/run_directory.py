@@ -17,7 +17,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +41,13 @@ from unisono.runtime.procfs import holder_of, started_at
 Contents = TypeVar("Contents")
 
 _NAME = re.compile(r"step-(\d{12})")
-END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1024
+END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1 << 16
 _LOCK_FILE = ".lock"
 _FORKS_LET_GO_WITHIN_S = 2.0
 _ENDS_AT_LEAST, _ENDS_AT_MOST = 8, 256  # ends of loops that are kept besides the newest checkpoints
 _ENDS_BYTES = 128 << 20  # of all of them, if there are more than the minimum
-# How a loop can end: completed, or left early by the program.
-ENDED, LEFT = "ended ", "left "
+# How a loop can end: completed, left early, left early before another one began, without a step.
+ENDED, LEFT, PASSED, IDLE = "ended ", "left ", "passed ", "idle "
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +109,37 @@ class RunDirectory:
         shutil.rmtree(unfinished, ignore_errors=True)
 
     def ends(self) -> dict[int, str]:
-        """Return, by step, which loop ended with each checkpoint; empty strings for none."""
-        return {step: _end_in(path) for step, path in self._found()}
+        """Return, by step, which loops ended with each checkpoint, a line for each."""
+        return {step: "\n".join(_marks_in(path)) for step, path in self._found()}
 
     def mark_end(self, step: int, end: str) -> None:
-        """Mark a checkpoint as a loop's end; `end`: :data:`ENDED` or :data:`LEFT`, and the loop."""
-        with written_whole(self.path_of(step) / END_MARK) as file:
-            file.write(end.encode())
+        """Mark a checkpoint as a loop's end; `end`: :data:`ENDED`, for example, and the loop."""
+        self._set_marks(step, dict.fromkeys([*self.marks(step), *end.splitlines()]))
 
     def end_of(self, loop: str, step: int) -> Path | None:
         """Return the checkpoint that a loop ended with, if the run has reached a later step `step`.
 
         A loop that was left early continues if nothing was done after it.
         """
-        if _end_in(self.path_of(step)) == LEFT + loop:
-            (self.path_of(step) / END_MARK).unlink()
-        ends = (ENDED + loop, LEFT + loop)
-        found = [path for at, path in self._found() if at < step and _end_in(path) in ends]
+        if LEFT + loop in (marks := self.marks(step)):
+            self._set_marks(step, [mark for mark in marks if mark != LEFT + loop])
+        ends = {how + loop for how in (ENDED, LEFT, PASSED, IDLE)}
+        found = [path for at, path in self._found() if at < step and ends & {*_marks_in(path)}]
         return found[-1] if found else None
+
+    def mark_passed(self, step: int) -> None:
+        """Record that the program has begun another loop after it left one early."""
+        marks = self.marks(step)
+        if any(mark.startswith(LEFT) for mark in marks):
+            self._set_marks(step, [re.sub(f"^{LEFT}", PASSED, mark) for mark in marks])
+
+    def marks(self, step: int) -> list[str]:
+        """Return the marks of a checkpoint: which loops ended with it, and how."""
+        return _marks_in(self.path_of(step))
+
+    def _set_marks(self, step: int, marks: Iterable[str]) -> None:
+        with written_whole(self.path_of(step) / END_MARK) as file:
+            file.write("\n".join(marks).encode())
 
     def set_aside(self, step: int) -> list[str]:
         """Rename checkpoints of later steps than `step`: they do not belong to this run's past."""
@@ -226,13 +239,13 @@ def _is_checkpoint(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _end_in(path: Path) -> str:
-    """Return which loop ended with a checkpoint; empty if none did, or it cannot be read."""
+def _marks_in(path: Path) -> list[str]:
+    """Return which loops ended with a checkpoint; none if that cannot be read."""
     try:
         with os.fdopen(open_plain(path / END_MARK, os.O_RDONLY), "rb") as file:
-            return file.read(END_MARK_BYTES_AT_MOST).decode(errors="replace")
+            return file.read(END_MARK_BYTES_AT_MOST).decode(errors="replace").splitlines()
     except (OSError, NotPlainFileError):
-        return ""
+        return []
 
 
 @final

@@ -244,7 +244,8 @@ class Callback:
 
         The run is at the step from which it continues. On a replacement, this is called once it
         has joined the others, or, if they have finished all steps without it, when it finds that
-        out (``fit.has_ended``).
+        out (``fit.has_ended``). A resumed run calls this, then `on_end`, on the program's own
+        callbacks for each call of ``fit`` that had ended before.
         """
 
     def on_step_begin(self, fit: Fit) -> None:
