@@ -196,6 +196,7 @@ def gathered(
         engine.begin_passes()
         found = {v: [leaf.detach().clone().to(device.torch) for leaf in embedded(v)] for v in mine}
         engine.end_passes()
+        engine.exchange.buffers.restore()  # only a shard's second pass counts
         heard = team.gather(_written(found), "features of the global batch")
         for rank, told in heard.items():
             features |= found if rank == team.world.rank else _read(told, device)
@@ -203,7 +204,6 @@ def gathered(
         missing = [shard for shard in missing if shard not in features]
         bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
         mine = missing[bounds[team.position] : bounds[team.position + 1]]
-    engine.exchange.buffers.restore()  # only a shard's second pass counts
     engine.check_passes()
     engine.begin_again()
     return features

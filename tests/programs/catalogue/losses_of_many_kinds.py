@@ -153,3 +153,22 @@ fit(t)
 # %% half_precision_that_is_scaled: SAME together
 t = trainer(normed(), precision="fp16", clip_value=0.05)
 fit(t)
+
+
+# %% a_whole_batch_with_averages_and_a_callback: SAME
+class Noted(Callback):
+    def __init__(self):
+        self.losses = []
+
+    def on_step_end(self, fit, step):
+        self.losses.append(step.means["loss"])
+
+
+def of_all(model, rows):
+    return F.cross_entropy(rows @ rows.T, torch.arange(len(rows), device=rows.device))
+
+
+noted = Noted()
+t = trainer(normed(), unisono.WholeBatch(lambda m, b: m(b[0]), of_all), callbacks=[noted])
+fit(t)
+result = noted.losses
