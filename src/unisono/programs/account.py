@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from unisono.programs import holders as h
+from unisono.programs.hashes import hashed
 from unisono.programs.holders import Content, Holder
 from unisono.programs.unchanged import Unchanged
 
@@ -33,12 +34,20 @@ class ChangedPlace(NamedTuple):
         """The paths to the values."""
         return [self.holder.shown(slot) for slot in self.slots]
 
-    def numbers(self) -> list[str]:
-        """Return the paths to changed numbers and tensors, unless the place is a library's."""
+    def numbers(self, then: Content | None = None) -> list[str]:
+        """Return the paths to changed numbers and tensors, unless the place is a library's.
+
+        Of those that equal what was there `then`, none.
+        """
         if self.holder.is_of_library:
             return []
-        there = dict(h.numbered(self.holder.read()))
-        slots = [s for s in self.slots if isinstance(there.get(s), (int, float, *h.ARRAYS))]
+        there, before = dict(h.numbered(self.holder.read())), dict(h.numbered(then or ((), ())))
+        slots = [
+            slot
+            for slot in self.slots
+            if isinstance(there.get(slot), (int, float, *h.ARRAYS))
+            and hashed(there[slot]) != hashed(before.get(slot))
+        ]
         if self.holder.kind is h.CONTENTS or (slots and self.holder.kind is h.ITEMS):
             return [self.holder.path]
         return [self.holder.shown(slot) for slot in slots]

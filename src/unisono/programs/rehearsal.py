@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from unisono.programs import holders as h
-from unisono.programs.account import Account
+from unisono.programs.account import Account, ChangedPlace
 from unisono.programs.holders import Content, Holder
 
 Seen = Mapping[str, Any]
@@ -53,6 +53,7 @@ class Rehearsal(NamedTuple):
         elsewhere: computes it again as another worker.
         others: by name, other computations; each is tried before this one.
         written: places that this computation was seen to write to, now or earlier.
+        grows: receives an account and the places that have changed again since.
     """
 
     look: Callable[[], Account]
@@ -60,6 +61,7 @@ class Rehearsal(NamedTuple):
     written: set[tuple[int, str]]
     elsewhere: Callable[[], Seen] | None = None
     others: Mapping[str, Callable[[], object]] = MappingProxyType({})
+    grows: Callable[[Account, Sequence[ChangedPlace]], object] = lambda left, grown: None
 
     def judge(self, begun: Sequence[Account], known: Seen) -> Dependence | None:
         """Return a dependence, or None; leaves the program's state unchanged.
@@ -86,7 +88,9 @@ class Rehearsal(NamedTuple):
             return self._culprit([*written, *late], begun[0], left, known, differs)
         if not written:
             return None
-        grown = [change.holder for change in left.changes()]
+        changes = left.changes()
+        self.grows(left, changes)
+        grown = [change.holder for change in changes]
         for before in begun:
             for name in self.others:
                 if differs := self._after(name, before, left):

@@ -76,6 +76,12 @@ _OF_WORKER = (
     "others compute other shards: take means over the whole batch from `step.loss` and `step.means`"
 )
 
+_OF_PASSES = (
+    "`{}` covers only the shards that this worker computes, while others compute other shards: "
+    "return such values in the loss's dict, for means and sums over the whole batch, or as "
+    '`"per_sample"`, or keep a buffer of the model'
+)
+
 Compute = Callable[[nn.Module, Any], Any]
 
 
@@ -366,6 +372,7 @@ class Rehearsals:
             self._written.setdefault(name, set()),
             lambda: compute(as_another_worker(self._run.team.world)),
             others,
+            self._tell_sums,
         )
         moments = [before] if begun is before else [before, begun]
         finding = rehearsal.judge(moments, once)
@@ -402,6 +409,13 @@ class Rehearsals:
         if seen:
             check()
         return seen
+
+    def _tell_sums(self, left: Account, grown: Sequence[ChangedPlace]) -> None:
+        """Name a number that passes add to, as it is of this worker's shards alone."""
+        for change in grown:
+            for path in change.numbers(left.content(change.holder)):
+                self._run.say_once(_OF_PASSES.format(path))
+                return
 
     def _fixed(self) -> dict[str, str]:
         """Hash a sample of each parameter that no optimizer updates."""

@@ -314,3 +314,56 @@ class Clear(Callback):
 
 t = trainer(net(), noted, callbacks=[Clear()])
 fit(t)
+
+
+# %% a_meter_that_a_callback_shows: TOLD covers.only.the.shards
+class Meter:
+    total, count = 0.0, 0
+
+
+meter, result = Meter(), []
+
+
+def metered(m, b):
+    value = loss(m, b)
+    meter.total, meter.count = meter.total + value.item(), meter.count + 1
+    return value
+
+
+class Shows(Callback):
+    def on_epoch_end(self, fit):
+        result.append(meter.total / meter.count)
+
+
+t = trainer(net(), metered, callbacks=[Shows()])
+fit(t)
+
+
+# %% predictions_gathered_in_an_evaluation: TOLD covers.only.the.shards
+guesses = []
+
+
+def guessing(m, b):
+    guesses.extend(m(b[0]).argmax(1).tolist())
+    return loss(m, b)
+
+
+t = trainer(net(), guessing)
+t.evaluate(data, batch_size=8)
+guesses.clear()
+t.evaluate(data, batch_size=8)
+result = len(guesses)
+fit(t)
+
+
+# %% a_map_that_each_pass_replaces: SAME
+class Attending(nn.Sequential):
+    seen = None
+
+    def forward(self, x):
+        self.seen = x.softmax(-1).detach()
+        return super().forward(x * self.seen)
+
+
+t = trainer(Attending(*net()))
+fit(t)
