@@ -141,6 +141,14 @@ class Lookahead(Whole):
         return {**super().state_dict(), "base": self.base.state_dict()}
 
 
+class Choosing(torch.optim.SGD):
+    """Has a function among its options."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, lr=0.1)
+        self.param_groups[0]["chooses"] = torch.is_floating_point
+
+
 class Quiet(Lookahead):
     """The same, but says nothing of it."""
 
@@ -264,6 +272,7 @@ def test_any_number_of_workers_goes_on(kind, tmp_path):
         (Viewing, "but `mean/.*` and `rows/.*` do: keep a"),
         (Common, "must not share memory to be kept with a run"),
         (Quiet, "but Quiet's `base` is another optimizer with separate state"),
+        (Choosing, "`chooses` must be .* but is a function: keep that in an attribute of the"),
     ],
 )
 def test_state_that_cannot_be_kept_is_refused_before_the_second_step(kind, words, tmp_path):

@@ -166,3 +166,50 @@ for name, make in makers.items():
     one = trainer(m, optimizer=make(m.parameters()), directory=DIR and f"{DIR}-{name}")
     fit(one)
     result[name] = one.digest()
+
+
+# %% a_function_in_an_attribute: SAME
+class Chosen(SGD):
+    def __init__(self, params, chooses):
+        super().__init__(params, lr=0.1)
+        self.chooses = chooses
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if not self.chooses(p):
+                p.grad = None
+        super().step()
+
+
+class Turn(Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 3:
+            fit.optimizer.chooses = lambda p: p.ndim == 2
+
+
+m = net()
+t = trainer(m, optimizer=Chosen(m.parameters(), lambda p: p.ndim == 1), callbacks=[Turn()])
+fit(t)
+
+
+# %% an_inner_optimizer_in_the_runs_state: SAME
+class Slow(torch.optim.Optimizer):
+    """Looks ahead: an average of the weights that another optimizer leads to."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        for p in (p for group in self.param_groups for p in group["params"]):
+            slow = self.state[p].setdefault("slow", p.clone())
+            p.copy_(slow.lerp_(p, 0.5))
+
+
+m = net()
+inner = Adam(m.parameters(), lr=0.01)
+t = trainer(m, optimizer=Slow(inner))
+t.run.state["inner"] = inner
+fit(t)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from unisono.engine.state.optimizer_state import move_state, named_states, overl
 from unisono.engine.state.optimizers import check_optimizer, is_elementwise, kind_of
 from unisono.engine.state.packing import tensors_in
 from unisono.runtime.device import HOST, Device, in_rows, is_on_host
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -98,7 +101,8 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
     names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
     for group in optimizer.param_groups:
         options = sorted((key, str(value)) for key, value in group.items() if key != "params")
-        lines.append(f"{options} {[names[id(parameter)] for parameter in group['params']]}")
+        line = f"{options} {[names[id(parameter)] for parameter in group['params']]}"
+        lines.append(_ADDRESS.sub("", line))
     for name, parameter in named_parameters(model, optimizer).items():
         lines.append(f"{name} {tuple(parameter.shape)} {parameter.dtype}")
     for name, buffer in model.named_buffers():

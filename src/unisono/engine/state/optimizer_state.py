@@ -8,7 +8,7 @@ If each worker keeps only its pieces, ``optimizer.state`` lists which parameters
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NoReturn
 
 import torch
@@ -177,13 +177,19 @@ def apply_state(
     put_back_state(optimizer, named, join_state(tensors, facts["numbers"], named))
 
 
-def check_keys(optimizer: Optimizer) -> None:
-    """Raise CheckpointError if an optimizer keeps more than its `state` and its groups' options."""
+def check_keys(optimizer: Optimizer, kept: Iterable[Any] = ()) -> None:
+    """Raise CheckpointError if an optimizer keeps more than its `state` and its groups' options.
+
+    It may lead to optimizers that are `kept` with the run.
+    """
+    saved = {*map(id, kept)}
     for single in optimizers_of(optimizer).values():
         troubles = [
             f"`{key}` is another optimizer with separate state"
             for key, value in vars(single).items()
-            if isinstance(value, Optimizer) and value.state is not single.state
+            if isinstance(value, Optimizer)
+            and value.state is not single.state
+            and id(value) not in saved
         ]
         if type(single).state_dict is not Optimizer.state_dict:
             beside = _beside("", single.state_dict(), Optimizer.state_dict(single))
@@ -191,8 +197,8 @@ def check_keys(optimizer: Optimizer) -> None:
         if troubles:
             raise CheckpointError(
                 f"an optimizer must have all its state in `optimizer.state` to be kept with a run, "
-                f"but {type(single).__name__}'s {troubles[0]}: use an optimizer that has, or train "
-                f"without checkpoints."
+                f"but {type(single).__name__}'s {troubles[0]}: save that in `run.state`, use an "
+                f"optimizer that has, or train without checkpoints."
             )
 
 
@@ -204,6 +210,11 @@ def _plain(what: str, value: Any) -> Any:
         return {key: _plain(what, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(what, item) for item in value]
+    if callable(value):
+        raise CheckpointError(
+            f"{what} must be a tensor, a number or a text to be kept, but is a function: keep that "
+            f"in an attribute of the optimizer instead of `param_groups`."
+        )
     return check_plain(what, value)
 
 

@@ -117,7 +117,7 @@ class RunState:
         """Raise CheckpointError, before any training, for what cannot be saved."""
         pack_state(self.state)
         check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
-        check_keys(self.optimizer)
+        check_keys(self.optimizer, self.state.values())
         named = named_parameters(self.model, self.optimizer)
         tensors, _ = take_state(self.optimizer, {} if is_in_pieces(self.optimizer) else named)
         for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
