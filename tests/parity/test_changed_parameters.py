@@ -59,6 +59,23 @@ def test_passes_that_change_trained_parameters_are_refused(change, workers):
         train() if workers is None else unisono.launch(train, workers=workers)
 
 
+@pytest.mark.parametrize("of_whole_batch", [False, True])
+def test_a_frozen_parameter_that_passes_move_must_be_left_out_of_the_optimizer(of_whole_batch):
+    """As MoCo's key encoder, where the optimizer gets `model.parameters()`."""
+
+    def embed(model, batch):
+        return model(batch[0])
+
+    def whole(model, rows):
+        return rows.square().mean()
+
+    model = Moved(net)
+    loss = unisono.WholeBatch(embed, whole) if of_whole_batch else loss_of
+    trainer = unisono.Trainer(model, SGD(model.parameters(), lr=0.1), loss, shards=4)
+    with pytest.raises(RuntimeError, match=r"`target\..* was changed: pass the optimizer only"):
+        trainer.fit(data(), batch_size=10, steps=2)
+
+
 def test_what_passes_move_has_the_bits_of_a_plain_loop():
     ours, plain, batches = make(lambda: Moved(net), SGD).run.model, Moved(net), []
     plain.load_state_dict(ours.state_dict())

@@ -145,6 +145,11 @@ class Hooked(unisono.callbacks.Callback):
         pass
 
 
+class Validated(unisono.callbacks.Callback):
+    def on_validation(self, fit, result):
+        pass
+
+
 class DataFrame:
     """Of pandas, by its name: the package is not needed for this."""
 
@@ -320,6 +325,10 @@ ANSWERS = [
     (
         lambda: trainer(callbacks=Hooked()).fit(DATA, **FIT),
         "Hooked has `on_train_epoch_end`, which is never called: write one of on_begin, ",
+    ),
+    (
+        lambda: trainer(callbacks=Validated()).fit(DATA, **FIT),
+        "must be a method of (self, fit, means, seconds), but takes (self, fit, result)",
     ),
     (
         lambda: trainer(callbacks=BestCheckpoint("loss")).fit(DATA, **FIT, validate=DATA),

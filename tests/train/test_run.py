@@ -215,6 +215,12 @@ def test_a_loop_written_wrongly_is_told_so():
         for step in run.steps(data(), batch_size=4, steps=3):
             with step:
                 step.backward(run.model.weight.sum())
+    with pytest.raises(RuntimeError, match="with the sum if a batch has several losses"):
+        for step in run.steps(data(), batch_size=4, steps=3):
+            with step:
+                for batch in step.shards:
+                    step.backward(loss_of(run.model, batch))
+                    step.backward(loss_of(run.model, batch))
 
 
 def test_another_batch_size_must_wait_for_the_epochs_end():

@@ -68,7 +68,7 @@ _OF_BUFFERS = (
 _WORDS = {
     "sum": 'as that adds up over samples, pass `buffers={{{!r}: "sum"}}` to have all shards count',
     "mean": 'as that averages over samples, pass `buffers={{{!r}: "mean"}}` (of a maximum or '
-    "minimum, that) to have all shards count",
+    'minimum, that) to have all shards count, but return rows of samples as `"per_sample"`',
     "": "to have all samples count, return integers in the loss's dict, whose sums are in "
     '`step.means`; or rows as `"per_sample"`; or compute it from the whole batch, by '
     "`unisono.WholeBatch` or `step.gather`; sums and means over samples are combined by "

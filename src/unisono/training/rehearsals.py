@@ -291,10 +291,15 @@ class Rehearsals:
         functions = [partial(function, self._model) for function in (embed, loss)]
         if not (is_due and self.is_exact):
             return [*functions]
-        return list(map(self._first_rehearsed, restarts, functions, restarts.values()))
+        first = partial(self._first_rehearsed, engine.check_passes)
+        return list(map(first, restarts, functions, restarts.values()))
 
     def _first_rehearsed(
-        self, name: str, function: Callable[[Any], Any], restart: Callable[[], None]
+        self,
+        check: Callable[[], None],
+        name: str,
+        function: Callable[[Any], Any],
+        restart: Callable[[], None],
     ) -> Callable[[Any], Any]:
         calls = iter([True])
 

@@ -258,7 +258,8 @@ class Step(DoneStep):
         if shard is None:
             raise RuntimeError(
                 "`step.backward` must be called once for each batch of `step.shards`, but there "
-                "is no batch without its loss now: call it inside the loop over `step.shards`."
+                "is no batch without its loss now: call it inside the loop over `step.shards`, "
+                "with the sum if a batch has several losses."
             )
         if create_graph:
             raise ValueError(NO_GRAPH)

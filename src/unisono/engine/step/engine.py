@@ -33,7 +33,7 @@ from unisono.engine.state.optimizers import optimizers_of
 from unisono.engine.step.between_steps import BetweenSteps
 from unisono.engine.step.loss import ShardLoss, check_differentiable, is_known_bad, read_loss
 from unisono.engine.step.loss_scaling import LossScaling, check_alone
-from unisono.engine.step.model_guard import ModelGuard, changed_in_a_pass
+from unisono.engine.step.model_guard import ModelGuard
 from unisono.engine.step.records import Phase, PhaseTimers, Records, StepMeans
 from unisono.engine.step.shard_passes import ShardPasses
 from unisono.engine.step.transforms import (
@@ -221,7 +221,7 @@ class StepEngine:
         self._options.check()
         looks = self.guard.looks_closely or self.exchange.is_written_in_passes
         if looks and (name := self.exchange.changed_name()):
-            raise changed_in_a_pass(name)
+            raise self.guard.changed_in_a_pass(name)
 
     def arrive(self) -> Sequence[int] | None:
         """Wait for the other workers once this worker's shards are done. Collective.

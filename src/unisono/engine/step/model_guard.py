@@ -156,18 +156,21 @@ class ModelGuard:
             zip(self._versions, self._places, strict=True),
         )
         each = zip(self._names, now, before, strict=True)
-        raise changed_in_a_pass(next(name for name, here, there in each if here != there))
+        raise self.changed_in_a_pass(next(name for name, here, there in each if here != there))
 
-
-def changed_in_a_pass(name: str) -> RuntimeError:
-    """Return the error for a step whose passes have changed a parameter."""
-    return RuntimeError(
-        f"forward and backward passes must leave parameters that an optimizer updates as they are, "
-        f"as each worker computes only some of them, but `{name}` was changed: change it between "
-        f"two steps, or keep what passes change in a buffer (`register_buffer`). If the first pass "
-        f"sets it from its samples, as ActNorm does, run the model once on one batch before the "
-        f"loop."
-    )
+    def changed_in_a_pass(self, name: str) -> RuntimeError:
+        """Return the error for a step whose passes have changed a parameter."""
+        remedy = (
+            "change it between two steps, or keep what passes change in a buffer "
+            "(`register_buffer`). If the first pass sets it from its samples, as ActNorm does, run "
+            "the model once on one batch before the loop."
+        )
+        if not self._parameters[self._names.index(name)].requires_grad:
+            remedy = "pass the optimizer only the parameters to train, as this one is frozen."
+        return RuntimeError(
+            f"forward and backward passes must leave the optimizer's parameters as they are, as "
+            f"each worker computes only some of them, but `{name}` was changed: {remedy}"
+        )
 
 
 @final

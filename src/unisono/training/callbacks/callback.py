@@ -18,6 +18,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
@@ -408,7 +409,7 @@ class Callbacks:
 
 
 def check_moments(callbacks: Iterable[Callback]) -> None:
-    """Raise TypeError for methods that are never called, such as those of other libraries."""
+    """Raise TypeError for methods that cannot be called, such as those of other libraries."""
     moments = [name for name in vars(Callback) if name.startswith("on_")]
     for callback in callbacks:
         unknown = [n for n in dir(type(callback)) if n.startswith("on_") and n not in moments]
@@ -418,3 +419,13 @@ def check_moments(callbacks: Iterable[Callback]) -> None:
                 f"{callback.name} has `{unknown[0]}`, which is never called: write one of "
                 f"{', '.join(moments)}, or give it another name."
             )
+        for name in moments:
+            wanted = [*signature(getattr(Callback, name)).parameters][1:]
+            takes = signature(getattr(callback, name))
+            try:
+                takes.bind(*wanted)
+            except TypeError:
+                raise TypeError(
+                    f"`{callback.name}.{name}` must be a method of (self, {', '.join(wanted)}), "
+                    f"but takes (self, {', '.join(takes.parameters)})."
+                ) from None
