@@ -353,6 +353,19 @@ def test_a_fit_that_fails_before_its_loop_has_no_part_in_a_later_loop():
     assert not begun
 
 
+def test_an_exception_without_a_text_keeps_its_name():
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    class Fails(Callback):
+        def on_step_end(self, fit, step):
+            raise Odd
+
+    with pytest.raises(CallbackError, match="Fails failed in `on_step_end`: Odd: "):
+        make(Fails()).fit(data(), batch_size=4, epochs=1)
+
+
 def test_a_run_does_not_continue_in_a_file_that_another_one_has_begun_since(tmp_path):
     """Steps of both stood there as those of one run, and loggers had half of each."""
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from unisono.errors import CallbackError, UnisonoError
+from unisono.runtime.notices import text_of
 from unisono.runtime.world import per_process
 from unisono.training.callbacks.summary import Summary
 
@@ -393,7 +394,7 @@ class Callbacks:
             except Exception as error:
                 trouble = (
                     f"the callback {callback.name} failed in `{moment}`: "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {text_of(error)}"
                 )
                 if not callback.may_fail:
                     raise CallbackError(trouble) from error
