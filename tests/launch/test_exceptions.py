@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -194,3 +195,11 @@ def test_frames_of_unisono_are_folded_between_the_programs(monkeypatch: pytest.M
     assert exceptions.without_own_frames(alone) == alone  # a bug of ours
     monkeypatch.setenv("UNISONO_TRACEBACK", "1")
     assert exceptions.without_own_frames(text) == text
+
+
+def test_a_worker_whose_program_has_closed_standard_error_ends_as_it_would(monkeypatch):
+    """It left with status 70 at the end of a program that had done all its work."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    worker._continue(lambda: closed.write("x"))

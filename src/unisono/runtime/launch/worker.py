@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -227,4 +228,5 @@ def _continue(act: Callable[[], object]) -> None:
     try:
         act()
     except BaseException:
-        traceback.print_exc()
+        with suppress(Exception):  # the program may have closed standard error
+            traceback.print_exc()
