@@ -141,7 +141,7 @@ class Rehearsal(NamedTuple):
             else:
                 left.put_back()
                 self.again()
-            before.put_back(partial(_is_same, holder))
+            before.put_back(partial(is_same, holder))
             if not difference(known, self.again()):
                 return _finding(holder, before, left, differs)._replace(after=after)
         unsure = [each for each in written if after or not each.can_be_put_back]
@@ -160,7 +160,8 @@ class Rehearsal(NamedTuple):
         return _finding(grown[0], None, left, differs)
 
 
-def _is_same(one: Holder, other: Holder) -> bool:
+def is_same(one: Holder, other: Holder) -> bool:
+    """Return whether two accounts have these as one place."""
     return one.key == other.key
 
 

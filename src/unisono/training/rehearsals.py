@@ -40,7 +40,7 @@ from unisono.programs.carry import Known
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.hashes import hashed
 from unisono.programs.holders import Holder
-from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference
+from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference, is_same
 from unisono.programs.unlike import Unlike, as_there, depends_on_unlike, values_unlike
 from unisono.programs.walk import Walk, programs_own
 from unisono.runtime.device import generator_states, set_generator_states
@@ -384,6 +384,8 @@ class Rehearsals:
         if finding is not None:
             moved = [name for name, now in self._fixed().items() if fixed[name] != now]
             raise self._refusal(finding._replace(path=finding.path or "".join(moved[:1])))
+        if not self._trains:
+            self._check_sums(once, compute)
         unlike = self._run.unlike
         if unlike and (differs := difference(once, compute(as_there(unlike)))):
             culprits = (u for u in unlike if difference(once, compute(as_there([u]))))
@@ -417,10 +419,30 @@ class Rehearsals:
 
     def _tell_sums(self, left: Account, grown: Sequence[ChangedPlace]) -> None:
         """Name a number that passes add to, as it is of this worker's shards alone."""
-        for change in grown:
-            for path in change.numbers(left.content(change.holder)):
-                self._run.say_once(_OF_PASSES.format(path))
-                return
+        paths = {
+            path: change.holder
+            for change in grown
+            for path in change.numbers(left.content(change.holder))
+        }
+        for path in itertools.islice(paths, 1):
+            self._run.say_once(_OF_PASSES.format(path))
+        if self._trains:
+            for path, holder in paths.items():
+                self._run.sums.setdefault(path, (holder, next(iter(self._begun.values()))))
+
+    def _check_sums(self, known: Seen, compute: Callable[[], Seen]) -> None:
+        """Raise if a pass without training depends on what those in training have added up."""
+        for path, (holder, begun) in self._run.sums.items():
+            now = Account([holder])
+            begun.put_back(partial(is_same, holder))
+            differs = difference(known, compute())
+            now.put_back()
+            if differs:
+                raise RuntimeError(
+                    f"{_MUST} passes in training add to `{path}`, each worker its own shards, and "
+                    f"{differs} of a pass without training depends on that: keep a buffer of the "
+                    f"model (`register_buffer`) instead."
+                )
 
     def _fixed(self) -> dict[str, str]:
         """Hash a sample of each parameter that no optimizer updates."""

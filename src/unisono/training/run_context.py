@@ -20,6 +20,8 @@ from unisono.engine.step.loss_scaling import LossScaling
 from unisono.engine.step.shard_passes import ShardPasses
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import default_shards
+from unisono.programs.account import Account
+from unisono.programs.holders import Holder
 from unisono.programs.kept import KeptProgram
 from unisono.programs.live import variables_of
 from unisono.programs.unlike import Unlike
@@ -92,6 +94,8 @@ class RunContext:
     # how many custom loops began, by their code and their position in it
     loops_seen: Counter[Any] = field(default_factory=Counter)
     unlike: Sequence[Unlike] = ()  # values that differed between workers when the loop began
+    # numbers that passes in training add to, by path: the place, and what was there at first
+    sums: dict[str, tuple[Holder, Account]] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)  # lines shown, of those shown once in a run
 
     @property

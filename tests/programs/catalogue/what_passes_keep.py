@@ -367,3 +367,33 @@ class Attending(nn.Sequential):
 
 t = trainer(Attending(*net()))
 fit(t)
+
+
+# %% averages_in_attributes_that_validation_reads: REFUSED
+# says: passes in training add to `model\.1\.mean`, .* depends on that: keep a buffer
+class Centred(nn.Module):
+    mean = torch.zeros(8)
+
+    def forward(self, x):
+        if not torch.is_grad_enabled():
+            return x - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - x.mean(0)
+
+
+t = trainer(nn.Sequential(nn.Linear(8, 8), Centred(), nn.Linear(8, 2)))
+fit(t, validate=data)
+
+
+# %% a_factor_of_the_step_that_validation_reads: SAME
+class Warmed(nn.Sequential):
+    factor = 0.0
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.factor = min(1.0, unisono.progress().step / 8)
+        return self.factor * super().forward(x)
+
+
+t = trainer(Warmed(*net()))
+result = fit(t, validate=data)[-1]["validation/loss"]
