@@ -12,6 +12,9 @@ import hashlib
 import json
 import os
 import random
+import sys
+import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +37,7 @@ __all__ = [
     "DEVICE", "DIR", "EPOCHS", "LOADERS", "SGD", "STEPS", "Adam", "Between", "Callback",
     "DataLoader", "Dataset", "F", "Moved", "Path", "Rows", "Shifted", "Subset", "TensorDataset",
     "Twins", "X", "Y", "copy", "data", "fit", "found", "functools", "hashlib", "json", "loss",
-    "net", "nn", "normed", "np", "random", "torch", "trainer", "unisono",
+    "net", "nn", "normed", "np", "project", "random", "torch", "trainer", "unisono", "write",
 ]  # fmt: skip
 
 EPOCHS = int(os.environ.get("PROGRAM_EPOCHS", 4))
@@ -119,6 +122,20 @@ class Between(Callback):
 
     def on_step_end(self, fit: Any, step: Any) -> None:
         self.change(fit.model, fit.optimizer)
+
+
+@functools.cache
+def project() -> Path:
+    """Make a folder of this process from which a program may import."""
+    folder = Path(tempfile.mkdtemp(dir=".")).resolve()
+    sys.path.insert(0, str(folder))
+    return folder
+
+
+def write(name: str, text: str = "") -> None:
+    """Write a file of the program's project."""
+    (path := project() / name).parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -119,9 +119,9 @@ def short_loops(counts_from_loop):
 def test_of_many_loops_in_one_place_a_few_are_looked_at_closely(monkeypatch):
     looked_at, of_body = [], Rehearsals.of_body
 
-    def counted(rehearsals):
+    def counted(rehearsals, taking):
         looked_at.append(rehearsals._run.kept.position.step)
-        return of_body(rehearsals)
+        return of_body(rehearsals, taking)
 
     monkeypatch.setattr(Rehearsals, "of_body", counted)
     short_loops(counts_from_loop=100)

@@ -662,9 +662,14 @@ def frame_of(suspended: Any) -> types.FrameType | None:
 
 
 def gives_steps(suspended: Any) -> bool:
-    """Return whether a generator is this package's generator of a loop's steps."""
+    """Return whether a generator is this package's generator of a loop's steps, or takes those.
+
+    The latter runs whenever the program is looked at, and its variables belong to the loop.
+    """
     frame = frame_of(suspended)
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith("unisono.")
+    is_ours = frame is not None and str(frame.f_globals.get("__name__")).startswith("unisono.")
+    names = ("gi_running", "cr_running", "ag_running")
+    return is_ours or any(getattr(suspended, name, False) for name in names)
 
 
 def _read_suspended(owner: Any, _: Any) -> Content:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import gc
+import inspect
 from types import CodeType, FrameType
 from typing import Any
 
@@ -76,13 +77,25 @@ def iterators_around(steps: Any) -> list[str]:
     return found
 
 
-def frames_of_loop(taking: FrameType | None, asking: FrameType | None) -> list[FrameType]:
-    """Return the frames from the one that takes the steps to the one that requested them."""
-    frames = list[FrameType]()
-    while taking is not None and taking is not asking:
-        frames.append(taking)
-        taking = taking.f_back
-    return [*(frames if taking is asking else ()), *([] if asking is None else [asking])]
+def frames_of_loop(taking: FrameType, asking: FrameType) -> list[FrameType]:
+    """Return the frames from the one that takes the steps to the one that requested them.
+
+    If that one has returned the steps, it is the one that takes them.
+    """
+    frames, frame = list[FrameType](), taking
+    while frame is not asking and frame.f_back is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return [*frames, asking] if frame is asking else [taking]
+
+
+def takers_of(frame: FrameType) -> list[FrameType]:
+    """Return the frames that take what a generator yields, if the frame is that of one."""
+    frames, flags = list[FrameType](), inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    while frame.f_code.co_flags & flags and frame.f_back is not None:
+        frame = frame.f_back
+        frames.append(frame)
+    return frames
 
 
 def has_stored(frame: FrameType | None, since: int) -> bool:
@@ -121,6 +134,8 @@ def set_before_read(frame: FrameType) -> frozenset[str]:
 def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset[str]]:
     instructions = list(dis.get_instructions(code))
     at = {each.offset: index for index, each in enumerate(instructions)}
+    bytecode: Any = dis.Bytecode(code)
+    handlers = bytecode.exception_entries  # no instruction jumps there
     live, are_set = set[str](), set[str]()
     # The frame may be at an instruction's caches, which are not listed.
     here = max((offset for offset in at if offset <= lasti), default=0)
@@ -135,6 +150,9 @@ def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset
             seen[index] = written if before is None else before & written
             each = instructions[index]
             names = _names_of(each)
+            waiting += [
+                (at[one.target], written) for one in handlers if one.start <= each.offset < one.end
+            ]
             if each.opname.startswith(_READS):
                 live |= {name for name in names if name not in written}
             elif each.opname.startswith(_WRITES):

@@ -570,6 +570,11 @@ def is_of_a_library(module: str | None) -> bool:
     )
 
 
+def is_of_program(frame: types.FrameType) -> bool:
+    """Return whether a frame runs code of the program."""
+    return not is_of_a_library(frame.f_globals.get("__name__"))
+
+
 def programs_own(function: Any) -> Any:
     """Return the program's own function, without our wrappers."""
 

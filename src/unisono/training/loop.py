@@ -52,9 +52,10 @@ from unisono.programs.live import (
     has_stored,
     is_looped_over,
     iterators_around,
+    takers_of,
     takes_in_a_loop,
 )
-from unisono.programs.walk import LONG, VISITED_AT_MOST, programs_own
+from unisono.programs.walk import LONG, VISITED_AT_MOST, is_of_program, programs_own
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
 from unisono.runtime.training_progress import now
@@ -221,6 +222,9 @@ def steps_of(
         raise RuntimeError(_OUT_OF_ORDER)
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
+    if (asking := run.frame) is not None:
+        run.frame = frames_of_loop(sys._getframe(1), asking)[-1]
+        run.takers = [one for one in takers_of(run.frame) if is_of_program(one)]
     entry = run.replicated_calls.enter_loop()
     if isinstance(entry, Passed):
         run.kept.apply_ended(entry, run.team)
@@ -244,15 +248,15 @@ def steps_of(
         if len(boundary.engine.optimizers) > 1:
             make_step = AlternatingStep
         rehearsals = Rehearsals(run, {}, reads=plan.program)
-        looks, has_begun, num_steps, consumer_then = 0, False, 0, None
+        looks, has_begun, num_steps, consumers_then = 0, False, 0, list[FrameType]()
         length = length_of(plan.reading.dataset)
         while True:
             if not has_begun:
                 run.observer.begin()
-                if not run.functions:  # otherwise the observer calls has_begun
-                    frames = frames_of_loop(sys._getframe(1), run.frame)
+                if run.frame is not None:  # otherwise the observer calls has_begun
+                    frames = [*frames_of_loop(sys._getframe(1), run.frame), *run.takers]
                     # Variables may have been set since the program called `steps`.
-                    if len(frames) > 1 or has_stored(run.frame, asked_at):
+                    if frames != [asking] or has_stored(asking, asked_at):
                         _watch_program(run, plan, frames)
                     if _is_often_seen(run, sys._getframe(1)):
                         looks = AT_FIRST
@@ -281,10 +285,11 @@ def steps_of(
             num_steps += 1
             if not run.functions:
                 consumer = sys._getframe(1)
-                if consumer is not consumer_then:
-                    if num_steps > 1 or not takes_in_a_loop(consumer):
+                consumers = [consumer, *takers_of(consumer)]
+                if consumers != consumers_then:
+                    if num_steps > 1 or not all(map(takes_in_a_loop, consumers)):
                         run.say_once(_UNSEEN)
-                    consumer_then = consumer
+                    consumers_then = consumers
             if num_steps == 1 and not run.functions:
                 report_loop(run, step)
                 is_new = run.loops_seen[_place_of(consumer)] <= 1
@@ -363,6 +368,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
                 raise
     finally:
         run.engine = run.frame = None
+        run.takers = ()
         if boundary is not None and not plan.totals.are_reached(kept.position):
             plan.totals.note_left(kept.last, run.num_loops)
         end = json.dumps(

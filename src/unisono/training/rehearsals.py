@@ -18,11 +18,12 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, final
 
 import torch
@@ -39,10 +40,11 @@ from unisono.programs.account import Account, ChangedPlace, over_memory_of
 from unisono.programs.carry import Known
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.hashes import hashed
-from unisono.programs.holders import Holder
+from unisono.programs.holders import SETTINGS_OF_PROCESS, Holder
+from unisono.programs.live import frames_of_loop
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference, is_same
 from unisono.programs.unlike import Unlike, as_there, depends_on_unlike, values_unlike
-from unisono.programs.walk import Walk, programs_own
+from unisono.programs.walk import Walk, is_of_a_library, is_of_program, programs_own
 from unisono.runtime.device import generator_states, set_generator_states
 from unisono.runtime.workers.other_rank import as_another_worker
 from unisono.runtime.workers.team import Team
@@ -71,6 +73,10 @@ _OF_METRICS = (
     "`fit(validate_metrics=…)` and `evaluate(metrics=…)`."
 )
 
+_IMPORTED = (
+    "`{}` was first imported in a pass, so whether passes keep something in it is not found: "
+    "import it before"
+)
 _OF_WORKER = (
     "`{}` covers only the shards that this worker computed in the loop over `step.shards`, while "
     "others compute other shards: take means over the whole batch from `step.loss` and `step.means`"
@@ -110,6 +116,7 @@ class Rehearsals:
         self._earlier: dict[str, Callable[[], Seen]] = {}  # earlier rehearsals
         self._functions = {n: programs_own(of) for n, of in functions.items() if of is not None}
         self._before: Account | None = None  # the passes of this step
+        self._inner: Sequence[FrameType] = ()  # those that take batches
         self._walk: Walk | None = None  # the newest one
         self._last: Account | None = None  # of it
         self._known: tuple[Walk, Account] | None = None  # the walk before
@@ -193,8 +200,15 @@ class Rehearsals:
         finally:
             before.put_back()
 
-    def of_body(self) -> BodyRehearsal:
-        """Return what repeats the first shard of a custom loop. Collective."""
+    def of_body(self, taking: FrameType) -> BodyRehearsal:
+        """Return what repeats the first shard of a custom loop. Collective.
+
+        `taking` is the frame that takes the batches.
+        """
+        assert self._run.frame is not None
+        outer = self._run.frame, *self._run.takers
+        frames = frames_of_loop(taking, self._run.frame)
+        self._inner = [one for one in frames if one not in outer and is_of_program(one)]
         copied = _spare if self.is_exact else (lambda batch: None)
         body = BodyRehearsal(
             self.account,
@@ -356,7 +370,11 @@ class Rehearsals:
             with _other_weights(self._model):
                 compute(spare=spare)
 
+        imported = {*sys.modules}
         once = compute()
+        for module in sorted(sys.modules.keys() - imported):
+            if not is_of_a_library(module):
+                self._run.say_once(_IMPORTED.format(module))
         for path in itertools.chain.from_iterable(each.paths for each in before.changes()):
             if path.endswith(_OF_TORCHMETRICS):  # read later, after the passes
                 raise self._refusal(Dependence(path, "what it computes"))
@@ -542,6 +560,8 @@ class Rehearsals:
         roots = {"model": self._model, **self._functions, "": self._run.frame}
         roots |= {name: program[name] for name in ("on_gradients", "hooks") if program.get(name)}
         self._walk = looked_at(self._model, {**roots, **self._reads}, self._run.kept.optimizer)
+        for more in (*self._run.takers, *self._inner, SETTINGS_OF_PROCESS):
+            self._walk.extend({"": more})
         account = self._account(self._walk)
         if self._run.frame is None:  # a frame's variables depend on the place
             self._known = self._walk, account

@@ -76,6 +76,7 @@ class RunContext:
     # computes a batch's loss; None in loops where the program does
     loss: Callable[[nn.Module, Any], Any] | None = None
     frame: FrameType | None = None  # of the program's own loop, while it runs
+    takers: Sequence[FrameType] = ()  # if that is of a generator, those that take what it yields
     functions: Sequence[Any] = ()  # the program's, called in the loop's passes, as far as known
     engine: StepEngine | None = None  # computes the steps of the current loop
     memory: RunMemory | None = None  # of the newest loop
@@ -105,6 +106,7 @@ class RunContext:
         return {
             "loss": self.functions,
             "loop": {} if self.frame is None else variables_of(self.frame),
+            **{f"loop{at}": variables_of(one) for at, one in enumerate(self.takers, 1)},
             "model": kept.model,
             "optimizer": kept.optimizer,
             "on_gradients": self.options.on_gradients,

@@ -7,7 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Step(DoneStep):
             `epoch` and the means are those of the last step that counts; -1 if there is none.
     """
 
-    rehearse: Callable[[], BodyRehearsal] | None = None
+    rehearse: Callable[[FrameType], BodyRehearsal] | None = None
 
     def __init__(
         self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
@@ -135,7 +135,7 @@ class Step(DoneStep):
 
     def _batches(self) -> Iterator[Any]:
         # First, as workers meet there; one that is lost meanwhile has no shards yet.
-        self._rehearsal = None if self.rehearse is None else self.rehearse()
+        self._rehearsal = None if self.rehearse is None else self.rehearse(sys._getframe(1))
         more: Sequence[int] | None = self._engine.begin_passes()
         while more is not None:
             yield from self._compute(more)
