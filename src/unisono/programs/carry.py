@@ -382,8 +382,10 @@ class Packer:
                 return {"@": "name", **_name_of(value)}
         if (value.__module__ or "").startswith("unisono."):
             raise Ours(value.__qualname__)
-        key = key_of(value.__code__)
-        if self._known.code(key) is None or value.__module__ not in sys.modules:
+        key, module = key_of(value.__code__), sys.modules.get(value.__module__ or "")
+        is_of_module = module is not None and vars(module) is value.__globals__
+        space = value.__module__ if is_of_module else self._spaces.get(id(value.__globals__))
+        if self._known.code(key) is None or space is None:
             raise Opaque(f"the function {value.__qualname__}")
         cells = value.__closure__ or ()
         packed = [
@@ -396,7 +398,7 @@ class Packer:
                     each["of"].append(self.pack(cell.cell_contents))
         return {
             "@": "function",
-            "module": value.__module__,
+            "module": space,
             "code": key,
             "of": packed,
             "defaults": self.pack(value.__defaults__),
@@ -416,6 +418,15 @@ class Packer:
         self._numbers[id(cell)] = number = len(self._numbers)
         self._kept.append(cell)
         return {"@": "cell", "n": number, "of": []}
+
+    @functools.cached_property
+    def _spaces(self) -> dict[int, Packed]:
+        """Where another process has a function with these globals, by their identity."""
+        return {
+            id(thing.__globals__): {"@": "at", "path": path}
+            for path, thing in self._known.things.items()
+            if isinstance(thing, types.FunctionType)
+        }
 
     @functools.cached_property
     def _cells(self) -> dict[int, tuple[str, int]]:
@@ -546,11 +557,12 @@ class Unpacker:
         return made_in(self.unpack(memory), PartOfMemory(*part))
 
     def _function(self, packed: dict[str, Any]) -> types.FunctionType:
-        code, module = self._known.code(packed["code"]), sys.modules.get(packed["module"])
-        if code is None or module is None or is_of_a_library(packed["module"]):
+        code, of = self._known.code(packed["code"]), packed["module"]
+        space = vars(sys.modules[of]) if isinstance(of, str) else self.unpack(of).__globals__
+        if code is None or ("__name__" in space and is_of_a_library(space["__name__"])):
             raise Opaque(packed["code"])
         cells = tuple(map(self._cell, packed["of"]))
-        made = types.FunctionType(code, vars(module), code.co_name, None, cells)
+        made = types.FunctionType(code, space, code.co_name, None, cells)
         self._made[packed["n"]] = made  # a function may be in its own closure
         for cell, each in zip(cells, packed["of"], strict=True):
             for content in each["of"] if each["@"] == "cell" else ():

@@ -271,9 +271,10 @@ def _space(owner: Any) -> Any:
 def _read_names(owner: Any, names: Any) -> Content:
     space = _space(owner)
     if isinstance(owner, type):  # all of them: an inherited name may be set here later
-        names = [name for name in space if name[:2] != "__"]
+        names = [name for name in space if name[:2] != "__" or name in names]
     elif ANY in names:
-        names = [name for name in space if name[:2] != "__" and names.get(name) != ""]
+        mine = [name for name in space if name[:2] != "__" or name in names]
+        names = [name for name in mine if names.get(name) != ""]
     there = [name for name in names if name in space]
     return tuple(there), tuple(space[name] for name in there)
 
@@ -341,8 +342,8 @@ def _is_ours(value: Any) -> bool:
 
 def _read_entries(owner: Any, _: Any) -> Content:
     kind = _base(owner)
-    if len(owner) > _LONG:
-        return (), (len(owner),)
+    if (size := kind.__len__(owner)) > _LONG:
+        return (), (size,)
     names, values = tuple(kind.keys(owner)), tuple(kind.values(owner))
     return names, values
 
@@ -358,15 +359,16 @@ def _put_entries(owner: Any, _: Any, content: Content) -> None:
 
 
 def _read_items(owner: Any, _: Any) -> Content:
-    if len(owner) <= _LONG:
-        return (), tuple(_base(owner).__iter__(owner))
-    step = len(owner) // _SAMPLED
-    return (), (len(owner), *(_base(owner).__getitem__(owner, at * step) for at in range(_SAMPLED)))
+    kind = _base(owner)
+    if (size := kind.__len__(owner)) <= _LONG:
+        return (), tuple(kind.__iter__(owner))
+    step = size // _SAMPLED
+    return (), (size, *(kind.__getitem__(owner, at * step) for at in range(_SAMPLED)))
 
 
 def _put_items(owner: Any, _: Any, content: Content) -> None:
-    if len(owner) <= _LONG:
-        kind = _base(owner)
+    kind = _base(owner)
+    if kind.__len__(owner) <= _LONG:
         kind.clear(owner)
         kind.extend(owner, content[1])
 

@@ -38,14 +38,17 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 def names_in(code: CodeType) -> frozenset[str]:
     """Return the names that code, including inner functions, may use from globals or modules.
 
-    Includes strings, as in `globals()["rate"]` and `getattr(settings, "rate")`.
+    Includes strings, as in `globals()["rate"]`, `getattr(settings, "rate")` and
+    `import_module("mine.settings")`.
     """
     found = {*code.co_names}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             found |= names_in(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            found.add(constant)
+        elif isinstance(constant, str):
+            words = constant.replace(":", ".").split(".")
+            if all(map(str.isidentifier, words)):
+                found |= {*constant.split(":"), *words}
     return frozenset(found)
 
 

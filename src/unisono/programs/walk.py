@@ -79,13 +79,17 @@ _OF_RUNS = (
 _OF_C = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, mmap.mmap)
 _OF_PYTHON = ("builtins", "_collections", "_multiprocessing")
 _OF_LIBRARIES = ("site-packages", "dist-packages")
+_NO_PROGRAMS = {"unisono", "torch", *sys.stdlib_module_names}
 _OF_LAYERS = frozenset(vars(nn.Module())) - {"_modules", "training"}
+_METHODS = (types.FunctionType, classmethod, staticmethod)
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 _LAYER_TABLES = ("_parameters", "_buffers")
 _CONTAINERS = (dict, list, tuple, deque, set)
 _PLAIN_CONTAINERS = {*_CONTAINERS, OrderedDict, Counter}
 # torch's schedulers wrap `step` in a function of theirs.
 _OF_OPTIMIZER = frozenset({"state", "param_groups", "step"})
+_OF_MODULES = {*(name for name in globals() if name[:2] == "__"), "__path__", "__annotations__"}
+_OF_CLASSES = {*vars(type("", (), {}))}  # names that Python sets
 
 _BY_COMPUTED_NAMES = ({"globals"}, {"setattr", "__name__"})
 """Code with all names of one of these may compute names of its own module."""
@@ -142,6 +146,7 @@ class Walk:
         # By space: variables that a loop sets before it reads them, each with an empty path.
         self._set_first: dict[int, dict[str, str]] = {}
         self._modules: dict[str, types.ModuleType] = {}  # of the program, by path
+        self._classes: dict[int, type] = {}  # the same, by identity
         self._default = default_generators()
         self.extend(roots)
 
@@ -149,7 +154,7 @@ class Walk:
         """Walk from more objects; return the new holders."""
         begin = len(self.holders)
         waiting = deque[Found]((name, root, True) for name, root in roots.items())
-        while waiting or self._add_names_of_modules(waiting):
+        while waiting or self._add_what_is_named(waiting):
             if len(self.things) >= VISITED_AT_MOST:
                 self.is_cut = True
                 break
@@ -183,14 +188,18 @@ class Walk:
                 continue
         return self.holders[begin:]
 
-    def _add_names_of_modules(self, waiting: deque[Found]) -> bool:
+    def _add_what_is_named(self, waiting: deque[Found]) -> bool:
         """Follow what the code that was found names in the program's modules; False if nothing."""
-        names = sorted(name for name in self.names if name[:2] != "__")
+        names, found = sorted({*self.names, "__getattr__"} - _OF_MODULES), list[Found]()
         for path, module in self._modules.items():
             space = vars(module)
-            for part, each, is_own in self._of_space(path, space, module.__name__, space, names):
-                if id(each) not in self.paths:
-                    waiting.append((part, each, is_own))
+            found += self._of_space(path, space, module.__name__, space, names)
+            if type(module) is not types.ModuleType:
+                found.append((path, type(module), False))
+        for kind in self._classes.values() if "__subclasses__" in self.names else ():
+            others: list[type] = type.__subclasses__(kind)
+            found += ((f"{h.name_of(kind)}.{one.__name__}", one, False) for one in others)
+        waiting += (one for one in found if id(one[1]) not in self.paths)
         return bool(waiting)
 
     def _note(self, path: str, kind: h.Kind, owner: Any, names: Any = None, *, own: bool) -> Holder:
@@ -276,12 +285,13 @@ class Walk:
             yield path, value.func, is_own
             yield f"{path}.args", value.args, is_own
             yield f"{path}.keywords", value.keywords, is_own
-            if value.__dict__:
-                yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
+            yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
         elif isinstance(value, (staticmethod, classmethod)):
             yield path, value.__func__, False
         elif isinstance(value, property):
             yield from ((path, each, False) for each in (value.fget, value.fset, value.fdel))
+        elif isinstance(value, functools.cached_property):  # which has a lock before Python 3.12
+            yield path, value.func, False
         elif isinstance(value, types.FunctionType):
             yield from self._of_function(path, value)
         elif isinstance(value, types.FrameType):
@@ -294,7 +304,7 @@ class Walk:
             yield from self._of_object(path, value, is_own=is_own)
         elif not is_of_a_library(value.__name__):
             self._modules[path] = value
-        if type(value) not in _PLAIN_CONTAINERS and isinstance(value, _CONTAINERS):
+        if kind not in _PLAIN_CONTAINERS and issubclass(kind, _CONTAINERS):
             yield from self._of_object(path, value, is_own=is_own)
 
     def _of_elements(self, path: str, values: Collection[Any], *, own: bool) -> Iterator[Found]:
@@ -311,7 +321,8 @@ class Walk:
                 self.lost[path] = f"set with several of {name}"
 
     def _of_function(self, path: str, value: types.FunctionType) -> Iterator[Found]:
-        own = not is_of_a_library(value.__module__)
+        # That of executed text may have no module.
+        own = value.__module__ is None or not is_of_a_library(value.__module__)
         if own:
             yield from self._hold(path, h.FUNCTION, value, own=own)
         else:
@@ -319,7 +330,7 @@ class Walk:
             yield path, value.__kwdefaults__, own
         if value.__closure__:
             yield from self._hold(path, h.CELLS, value, own=own)
-        if value.__dict__:
+        if own or value.__dict__:  # which may get its first attribute later
             yield from self._hold(path, h.ATTRIBUTES, value, own=own)
         if own:
             yield from self._of_names(path, value.__globals__, set(names_in(value.__code__)))
@@ -332,15 +343,22 @@ class Walk:
             module = space[name]
             if isinstance(module, types.ModuleType) and not is_of_a_library(module.__name__):
                 spaces[f"{path}.{name}"] = vars(module)
-        for name in sorted(names & sys.modules.keys()):  # imported within the function, too
+        packages, package = [""], space.get("__package__")
+        while package:
+            packages.append(f"{package}.")
+            package = package.rpartition(".")[0]
+        imported = {f"{package}{name}" for package in packages for name in names}
+        for name in sorted(imported & sys.modules.keys()):  # within the function, too
             if not is_of_a_library(name):
-                self._modules.setdefault(name, sys.modules[name])
+                yield name, sys.modules[name], True
         for where, there in spaces.items():
             self._note_patched(there, names)
             ways = _BY_COMPUTED_NAMES if there is space else _BY_NAMES_ELSEWHERE
             are_all, first = any(map(names.issuperset, ways)), self._set_first.get(id(there), {})
-            chosen = sorted(names | ({*there, h.ANY} - {*first}) if are_all else names)
-            chosen = [name for name in chosen if not name.startswith("__")]
+            all_names = {*names, "__getattr__"}
+            if are_all:
+                all_names |= {name for name in (*there, h.ANY) if name[:2] != "__"} - {*first}
+            chosen = sorted(all_names - _OF_MODULES)
             yield from self._of_space(where, there, str(there.get("__name__")), there, chosen)
             if are_all:
                 known = self._spaces[id(there)]
@@ -413,14 +431,16 @@ class Walk:
             if is_of_a_library(each.__module__):
                 continue
             members = vars(each)
+            self._classes[id(each)] = each
             internal = "_" if issubclass(each, enum.Enum) else "__"  # its tables of members
-            names = [name for name in members if not name.startswith(internal)]
+            mine = _named_by(each)
+            names = [name for name in members if not name.startswith(internal) or name in mine]
             key = h.name_of(each)
             yield from self._of_space(path, each, key, members, names)
             yield from (
                 (f"{path}.{name}", member, True)
                 for name, member in members.items()
-                if name[:2] == "__" and isinstance(member, types.FunctionType)
+                if name[:2] == "__" and isinstance(member, _METHODS)
             )
 
     def _of_object(self, path: str, value: Any, *, is_own: bool) -> Iterator[Found]:
@@ -432,7 +452,7 @@ class Walk:
             self._note(path, h.FILE, value, own=own)
         elif isinstance(value, io.IOBase) and value.readable() and not value.writable():
             self._note(path, h.POSITION, value, own=own)
-        if isinstance(value, queue.Queue):
+        if isinstance(value, queue.Queue) and hasattr(value, "queue"):  # a subclass may have none
             yield f"{path}.queue", value.queue, is_own
         if kind.__module__ == "multiprocessing.sharedctypes":
             yield path, value.get_obj(), is_own
@@ -441,6 +461,11 @@ class Walk:
         if isinstance(value, _OF_PROCESS) or (not own and is_of_process(value)):
             if is_own and h.attributes_of(value) and not isinstance(value, threading.local):
                 self._note(path, h.NAMED, value, _FLAGS.get(kind, self.names), own=True)
+                if own:  # what its own class adds
+                    yield from self._hold(path, h.ATTRIBUTES, value, _of_bases(kind), own=True)
+                    yield f"{path}.{kind.__name__}", kind, False
+                within = _within(path, h.attributes_of(value) or {}, own=True)
+                yield from (one for one in within if not is_of_a_library(type(one[1]).__module__))
             return
         without: Collection[str] | None = None
         if isinstance(value, nn.Module):
@@ -488,6 +513,20 @@ class Walk:
             self._note(path, h.MADE_IN_C, value, own=not is_of_a_library(kind.__module__))
         else:
             self.unseen[path] = h.name_of(kind)
+
+
+@functools.cache
+def _of_bases(kind: type, modules: tuple[str, ...] = ("",)) -> set[str]:
+    """Return the names in the code of a class's bases that are a library's: their attributes."""
+    bases = (one for one in kind.__mro__ if one.__module__.startswith(modules))
+    return set[str]().union(*(_named_by(one) for one in bases if is_of_a_library(one.__module__)))
+
+
+def _named_by(kind: type) -> set[str]:
+    """Return the names in the code of a class, except those that Python sets in classes."""
+    functions = (getattr(one, "__func__", one) for one in vars(kind).values())
+    codes = (one.__code__ for one in functions if isinstance(one, types.FunctionType))
+    return set[str]().union(*map(names_in, codes)) - _OF_CLASSES
 
 
 def _may_change(value: Any) -> bool:
@@ -555,14 +594,29 @@ def is_of_process(value: Any, depth: int = 3) -> bool:
     return any(is_of_process(part, depth - 1) for part in parts if type(part) not in _LEAVES)
 
 
-@functools.cache
 def is_of_a_library(module: str | None) -> bool:
-    """Return whether a module came with Python or was installed, judging by its file."""
+    """Return whether a module came with Python or was installed, judging by its file.
+
+    One that Python does not list is the program's, such as a plugin that is loaded from its path.
+    """
     name = module or "builtins"
-    if name in ("__main__", "__mp_main__"):
+    while name not in sys.modules and "." in name:
+        name = name.rpartition(".")[0]
+    if name not in sys.modules or not _is_installed(name):
         return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None or name.startswith("unisono."):
+    # It may be what was started, as `python -m package.train`.
+    started = getattr(sys.modules["__main__"], "__spec__", None)
+    package = name.partition(".")[0]
+    return started is None or package != started.name.partition(".")[0] or package in _NO_PROGRAMS
+
+
+@functools.cache
+def _is_installed(name: str) -> bool:
+    found = sys.modules[name]
+    if name in ("__main__", "__mp_main__") or not isinstance(found, types.ModuleType):
+        return False
+    file = getattr(found, "__file__", None)
+    if file is None or name.partition(".")[0] == "unisono":
         return True
     parts = Path(file).parts
     return any(name in parts for name in _OF_LIBRARIES) or file.startswith(
