@@ -517,6 +517,15 @@ HOSTILE = [
     {"@": "value", "n": 0, "made": "eval", "of": ["1"], "state": None},
     {"@": "function", "n": 0, "module": "os", "code": "x", "of": []},
     {"@": "at", "path": "nowhere"},
+    {
+        "@": "weak",
+        "n": 0,
+        "of": [
+            {"@": "at", "path": "thing"},
+            "ReferenceType",
+            {"@": "partial", "n": 1, "of": [{"@": "at", "path": "thing"}, [], {}]},
+        ],
+    },
     {"@": "unheard of", "n": 0},
 ]
 

@@ -23,9 +23,10 @@ import json
 import random
 import sys
 import types
+import weakref
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast, final
 
@@ -66,6 +67,8 @@ _WITH_MODULES = (types.FunctionType, type)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)
 _MEMORIES = (torch.Tensor, np.ndarray)
 _OF_LAYOUT = ("__dict__", "__weakref__")
+_DEEPEST = 100  # what examines packed values calls itself for each level
+_ADDRESS = 1 << 32  # the `id` of an object is larger
 AS_IT_IS = (type(None), bool, int, float, str)
 _OF_C = ("builtin_function_or_method", "method_descriptor")
 
@@ -166,6 +169,7 @@ class Known:
         return (
             not is_of_a_library(module)
             or id(found) in self._kinds
+            or (module.startswith("unisono.") and _is_data(found))
             or _is_of_torch(found)
             or (_is_inert(module, name) and any(id(one) in self._reached for one in passed))
         )
@@ -209,6 +213,11 @@ def _is_inert(module: str, name: str) -> bool:
     return not is_of_python and _ACTS.isdisjoint(name.split("_"))
 
 
+def _is_data(found: Any) -> bool:
+    """Return whether an object is a class of containers, as that of a step's means is."""
+    return isinstance(found, type) and issubclass(found, (dict, list, tuple))
+
+
 def _is_of_torch(found: Any) -> bool:
     """Return whether an object is a class of torch's layers or hooks: creating one is harmless."""
     return isinstance(found, type) and (
@@ -242,10 +251,17 @@ class Packer:
     """Converts values to plain data, for one examination of a program.
 
     `shared`: memory that several new tensors or arrays have in common; `spans` is where they lie.
+    `named`: new objects by the `id` that the program has stored somewhere.
     """
 
-    def __init__(self, known: Known, shared: Iterable[Span] = ()) -> None:
-        self._known = known
+    def __init__(
+        self,
+        known: Known,
+        shared: Iterable[Span] = (),
+        named: Mapping[int, Any] = types.MappingProxyType({}),
+    ) -> None:
+        self._known, self._named = known, named
+        self._addresses: set[int] = set()  # integers that may be the `id` of an object
         self._shared = {span: copy_of_memory(span) for span in shared}
         self.spans: list[Span] = []
         self._whole: Any = None
@@ -254,10 +270,13 @@ class Packer:
         self._numbers: dict[int, int] = {}
         self._memories: dict[int, list[tuple[str, torch.Tensor]]] = {}
         self._kept: list[Any] = []  # so that their `id` is not reused
+        self._depth = 0
 
     def pack(self, value: Any, *, inside: bool = False) -> Packed:
         """Convert a value; raises Opaque. `inside`: convert the value, not its known path."""
         kind = type(value)
+        if kind is int and value > _ADDRESS:
+            return self._address(value)
         if kind in AS_IT_IS:
             return value
         if kind in h.SUSPENDABLE and h.gives_steps(value):
@@ -269,30 +288,41 @@ class Packer:
                 return {"@": "at", "path": self._paths[id(value)]}
             if id(value) in self._numbers:
                 return {"@": "again", "n": self._numbers[id(value)]}
-        if kind.__module__.startswith("unisono.") and not inside:
-            raise Ours(kind.__qualname__)
+        if kind.__module__.startswith("unisono.") and not (inside or _is_data(kind)):
+            if (data := getattr(value, "as_data", None)) is None:
+                raise Ours(kind.__qualname__)
+            return self.pack(data)
         self._numbers[id(value)] = number = len(self._numbers)
         self._kept.append(value)
+        self._depth += 1
         try:
+            if self._depth > _DEEPEST:
+                raise Opaque(f"a chain of more than {_DEEPEST} objects, each in the one before,")
             return {"n": number, **self._taken_apart(value, kind)}
         except Exception:
             while len(self._numbers) > number:  # nothing has them
                 self._numbers.popitem()
             raise
+        finally:
+            self._depth -= 1
 
     def _each(self, values: Any) -> list[Packed]:
         return [self.pack(value) for value in values]
 
-    def keys(self, keys: Iterable[Any]) -> list[Packed]:
-        """Convert keys of a dict: an int may be the `id` of an object, which differs elsewhere."""
-        return [self._key(key) for key in keys]
+    def _address(self, number: int) -> Packed:
+        """Convert a number that may be the `id` of an object, which differs elsewhere."""
+        if number in self._of_model:
+            return {"@": "id", "of": {"@": "model", "name": self._of_model[number]}}
+        if number in self._paths:
+            return {"@": "id", "of": {"@": "at", "path": self._paths[number]}}
+        if number in self._named:
+            return {"@": "id", "of": self.pack(self._named[number])}
+        self._addresses.add(number)
+        return number
 
-    def _key(self, key: Any) -> Packed:
-        if type(key) is int and key in self._of_model:
-            return {"@": "id", "of": {"@": "model", "name": self._of_model[key]}}
-        if type(key) is int and key in self._paths:
-            return {"@": "id", "of": {"@": "at", "path": self._paths[key]}}
-        return self.pack(key)
+    def named(self) -> dict[int, Any]:
+        """Return the new objects whose `id` is somewhere in what was packed."""
+        return {id(one): one for one in self._kept if id(one) in self._addresses}
 
     def _taken_apart(self, value: Any, kind: Any) -> dict[str, Any]:
         if kind is np.ndarray and not (value.dtype.hasobject or value.dtype.names):
@@ -301,7 +331,10 @@ class Packer:
                 return {"@": "array", "of": in_memory}
         for name, form in FORMS.items():
             if form.fits(value):
-                return {"@": name, "of": self._each(form.parts(value))}
+                packed = {"@": name, "of": self._each(form.parts(value))}
+                if name == "weak":
+                    _check_callback(packed["of"])
+                return packed
         if isinstance(value, np.generic):
             return {"@": "array", "of": value}
         if isinstance(value, _MEMORIES):
@@ -458,14 +491,17 @@ class Packer:
         base = h.layout_of(kind)
         if base is None:
             raise Opaque(f"a {h.name_of(kind)}")
+        callbacks = (getattr(one, "__callback__", None) for one in weakref.getweakrefs(value))
+        if weakref.finalize in map(type, callbacks):
+            raise Opaque(f"a {h.name_of(kind)} with a finalizer")
         packed: dict[str, Any] = {"@": "object", "base": base.__name__}
         if kind not in (object, *h.BASES):
             packed["class"] = self._class(kind)
-        if isinstance(value, dict):
-            packed["items"] = [[self._key(k), self.pack(v)] for k, v in dict.items(value)]
-        elif isinstance(value, (list, deque, set)):
+        if issubclass(kind, dict):
+            packed["items"] = [[self.pack(k), self.pack(v)] for k, v in dict.items(value)]
+        elif issubclass(kind, (list, deque, set)):
             packed["items"] = self._each(base.__iter__(value))
-            if isinstance(value, deque):
+            if issubclass(kind, deque):
                 packed["most"] = value.maxlen
         attributes = h.attributes_of(value)
         if attributes is not None and id(attributes) in self._paths:
@@ -511,6 +547,8 @@ class Unpacker:
 
     def _value(self, mark: str, packed: dict[str, Any]) -> Any:
         of: Any = packed.get("of")
+        if mark == "weak":
+            _check_callback(of)
         if mark in FORMS:
             return FORMS[mark].make(*self._each(of))
         if mark == "array":
@@ -609,10 +647,21 @@ class Unpacker:
         if "attributes" in packed:
             table = h.attributes_of(made)
             assert table is not None
-            table.update({name: self.unpack(part) for name, part in packed["attributes"]})
+            for name, part in packed["attributes"]:  # another may need the hash of what is there
+                table[name] = self.unpack(part)
         for name, part in packed.get("slots", ()):
             object.__setattr__(made, name, self.unpack(part))
         return made
+
+
+def _check_callback(parts: Sequence[Packed]) -> None:
+    """Raise Opaque unless a weak reference calls nothing, or a function with nothing bound to it.
+
+    It calls that by itself: what is bound would be the file's choice.
+    """
+    callback = parts[2] if len(parts) > 2 else None
+    if callback is not None and callback.get("@") not in ("at", "name"):
+        raise Opaque("a weak reference with a callback that is no function of a module")
 
 
 def _name_of(value: Any) -> dict[str, str]:

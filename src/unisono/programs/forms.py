@@ -12,6 +12,7 @@ import decimal
 import enum
 import fractions
 import functools
+import inspect
 import itertools
 import operator
 import pathlib
@@ -49,6 +50,7 @@ class Form(NamedTuple):
 _VALUES: tuple[Any, ...] = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
 _VALUES += (datetime.datetime, decimal.Decimal, fractions.Fraction, pathlib.Path, pathlib.PurePath)
 _VALUES += (range, slice, itertools.count, itertools.cycle, itertools.repeat, bytearray)
+_WEAK = {one.__name__: one for one in (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)}
 NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # of dtypes that checkpoints hold
 _VALUES += (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _ITERATORS: dict[str, Any] = {
@@ -98,7 +100,7 @@ def _a(*kinds: Any) -> Callable[[Any], bool]:
 
 
 def _is_named_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and not type(value).__dictoffset__
+    return isinstance(value, tuple) and not h.attributes_of(value)
 
 
 def _named_tuple(kind: Any, *parts: Any) -> Any:
@@ -185,8 +187,17 @@ def _sparse(places: Any, values: Any, shape: Any) -> torch.Tensor:
     return torch.sparse_coo_tensor(places, values, shape, check_invariants=True)
 
 
-def _weak(to: Any) -> Any:
-    return weakref.ref(set() if to is None else to)  # for None: to an object that is gone
+def _parts_of_weak(value: Any) -> tuple[Any, ...]:
+    callback = value.__callback__
+    if isinstance(value, weakref.WeakMethod):  # its callback calls the one that it was given
+        callback = inspect.getclosurevars(callback).nonlocals["callback"] if callback else None
+    return value(), type(value).__name__, callback, *([value.key] if hasattr(value, "key") else [])
+
+
+def _weak(to: Any, name: str = "ReferenceType", callback: Any = None, *key: Any) -> Any:
+    if to is None:
+        return weakref.ref(set())  # to an object that is gone
+    return _WEAK[name](to, callback, *key)
 
 
 def _view(name: str, of: Any) -> Any:
@@ -262,7 +273,7 @@ FORMS = {
     "next": Form(_is_next, lambda v: [v.__self__], _next),
     "staticmethod": Form(_a(staticmethod), lambda v: [v.__func__], staticmethod),
     "classmethod": Form(_a(classmethod), lambda v: [v.__func__], classmethod),
-    "weak": Form(_a(weakref.ref), lambda v: [v()], _weak),
+    "weak": Form(lambda v: type(v) in _WEAK.values(), _parts_of_weak, _weak),
     "view of a dict": Form(
         lambda v: type(v) in h.VIEWS, lambda v: [type(v).__name__, h.viewed(v)], _view
     ),

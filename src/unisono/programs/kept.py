@@ -144,7 +144,7 @@ class KeptProgram:
         state = self._tensors().values()
         optimizers = (one for one in between.values() if isinstance(one, torch.optim.Optimizer))
         layers = {id(one) for one in (*self._model.modules(), *optimizers)}
-        saving = {id(one) for one in between.values() if hasattr(one, "load_state_dict")}
+        saving = {id(one) for one in between.values() if _saves_itself(one)}
         self._saving = saving - layers - {*themselves}
         walk = Walk(passes, {*map(id, state), *apart}, layers, themselves, self._saving)
         num_read, unseen_in_passes = len(walk.holders), {*walk.unseen}
@@ -347,8 +347,9 @@ class KeptProgram:
             self._add_those_that_hold(remade, changed)
         packer = Packer(self._known)
         packed = self._all_packed(packer, changed)
-        if shared := overlapping(packer.spans):
-            packed = self._all_packed(Packer(self._known, shared), changed)
+        shared, named = overlapping(packer.spans), packer.named()
+        if shared or named:
+            packed = self._all_packed(Packer(self._known, shared, named), changed)
         return packed
 
     def _all_packed(
@@ -428,7 +429,7 @@ class KeptProgram:
                 there = dict(zip(names, values, strict=True))
                 return self._slots(packer, place, [s for s in slots if type(s) is str], there)
             if holder.kind is h.ENTRIES:
-                return {"content": [packer.keys(names), packer.pack(list(values))]}
+                return {"content": [[*map(packer.pack, names)], packer.pack(list(values))]}
             return {"content": [None, [packer.pack(value) for value in values]]}
         except Ours:
             return {}
@@ -600,6 +601,12 @@ class KeptProgram:
     def _may_put_back(self, place: _Place) -> bool:
         identity = place.holder.identity
         return not any(stored[:2] == identity for stored in self._stored)
+
+
+def _saves_itself(one: Any) -> bool:
+    """Return whether an object has a `load_state_dict`, other than that of a class of ours."""
+    load: Any = getattr(one, "load_state_dict", None)
+    return load is not None and not str(getattr(load, "__module__", "")).startswith("unisono.")
 
 
 def _of_names(

@@ -235,6 +235,11 @@ class Walk:
         if value is h.SETTINGS_OF_PROCESS:
             self._note(path, h.SETTINGS, value, self.names, own=True)
             self._note("torch.autocast", h.AUTOCAST, torch.autocast, own=True)
+        elif kind in weakref.ProxyTypes:
+            yield path, value.__init__.__self__, is_own
+        elif value.__class__ is not kind:  # it passes for what it delegates to
+            yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
+            yield f"{path}.{kind.__name__}", kind, False
         elif isinstance(value, dict):
             if not is_of_interpreter(value):
                 yield from self._hold(path, h.ENTRIES, value, own=is_own)
@@ -257,7 +262,7 @@ class Walk:
                     yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
             elif kind is not torch.Tensor or value.requires_grad or vars(value):
                 yield from self._hold(path, h.TENSOR, value, h.GRADIENT, own=is_own)
-        elif isinstance(value, memoryview):
+        elif isinstance(value, (memoryview, np.void)):
             self.lost[path] = kind.__name__  # what is behind it cannot be put back
         elif isinstance(value, contextvars.ContextVar):
             yield from self._hold(path, h.CONTEXT, value, own=True)
@@ -467,7 +472,7 @@ class Walk:
                 within = _within(path, h.attributes_of(value) or {}, own=True)
                 yield from (one for one in within if not is_of_a_library(type(one[1]).__module__))
             return
-        without: Collection[str] | None = None
+        without: Collection[str] | None = _of_bases(kind, _OF_RUNS) if own else None
         if isinstance(value, nn.Module):
             own_state = (*value._parameters.values(), *value._buffers.values())
             self.of_modules |= set(map(id, own_state))

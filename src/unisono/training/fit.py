@@ -85,7 +85,7 @@ class FitUnderWay(Observer):
         self.own_callbacks = {
             name: callback
             for name, callback in zip(callbacks.names, callbacks, strict=True)
-            if _is_of_program(type(callback))
+            if not type(callback).__module__.startswith("unisono.")
         }
         team = self._context.team
         self._said: set[str] = set()
@@ -426,9 +426,3 @@ class FitUnderWay(Observer):
         if line not in self._said:
             self._said.add(line)
             self.say(line)
-
-
-def _is_of_program(kind: type) -> bool:
-    """Return whether a callback class is the program's, and derives from ``Callback`` alone."""
-    ours = {each for each in kind.__mro__ if each.__module__.startswith("unisono.")}
-    return ours == {Callback}

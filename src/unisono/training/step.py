@@ -24,7 +24,7 @@ from unisono.runtime.habits import attributes_met
 from unisono.runtime.training_progress import now
 from unisono.training.body_rehearsal import BodyRehearsal
 from unisono.training.boundary import Boundary
-from unisono.training.callbacks.callback import DoneStep
+from unisono.training.callbacks.callback import DoneStep, KeptStep
 from unisono.training.failing_step import Explanation, failing_shard
 from unisono.training.given_gradients import check_given
 from unisono.training.hints import NO_GRAPH
@@ -100,6 +100,13 @@ class Step(DoneStep):
         whole = BatchRows(self._plan, self.batch)
         (indices,) = whole.joined({v: [torch.tensor(self._indices(v))] for v in whole.shards})
         return list(map(int, indices))
+
+    @functools.cached_property
+    def as_data(self) -> KeptStep | None:
+        """The results of the step, which the program may store; None before it is finished."""
+        if not self._is_finished:
+            return None
+        return KeptStep(*(getattr(self, name) for name in KeptStep._fields))
 
     @property
     def waiting(self) -> tuple[int, int, float]:

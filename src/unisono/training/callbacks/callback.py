@@ -78,6 +78,27 @@ class DoneStep(ABC):
         """The dataset indices of the samples in the global batch, in order."""
 
 
+@DoneStep.register
+class KeptStep(NamedTuple):
+    """The results of a step that the program has stored, where another process has them."""
+
+    number: int
+    epoch: int
+    batch: int
+    num_samples: int
+    means: Mapping[str, float]
+    per_sample: Mapping[str, Any]
+    gradient_norm: float | None
+    is_skipped: bool
+    is_done: bool
+    indices: list[int]
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the global batch."""
+        return self.means["loss"]
+
+
 class Fit(Protocol):
     """A running call of ``fit``, as callbacks see it."""
 
