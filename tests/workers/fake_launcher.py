@@ -13,6 +13,7 @@ stand for processes. A rank dies where a table says::
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ class FakeSupervisor(Supervisor):
         self._launcher, self._dies = launcher, dies
 
     def notify(self, message: Notification) -> None:
+        if isinstance(sys.exception(), Died):
+            return  # who is dead says nothing
         self._launcher.take(self.world.rank, message)  # type: ignore[arg-type]
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:

@@ -19,8 +19,8 @@ class Output(Console):
 
     @override
     def show_cursor(self, show: bool = True) -> bool:
-        """Leave the cursor visible: a process that is killed could not show it again."""
-        return False
+        """Hide the cursor on the other screen alone: who is killed could not show it again."""
+        return (show or self.is_alt_screen) and super().show_cursor(show)
 
     @override
     def on_broken_pipe(self) -> None:

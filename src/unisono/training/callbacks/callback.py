@@ -348,7 +348,7 @@ class Callbacks:
         self._failed: list[Callback] = []
         self._at = 0  # index of the callback called last
         self.calling: Callback | None = None
-        writers = self._writers = dict[str, str]()
+        writers, self._outside = dict[str, str](), dict[str, str]()
         for callback in self._callbacks:
             if (path := callback.writes_to(directory)) is None:
                 continue
@@ -359,14 +359,19 @@ class Callbacks:
                     f"{callback.name} both write {path}: give one of them another `path`."
                 )
             writers[place] = callback.name
+            if directory is None or not path.is_relative_to(directory):
+                self._outside[place] = callback.name
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
 
     def take_files(self, run: object, *, has_begun: bool) -> None:
-        """Record whose files these are; raise ValueError if another run has begun in one since."""
+        """Record whose files are outside of the run's directory, which belongs to one run anyway.
+
+        Raises ValueError if another run has begun in one of them since.
+        """
         runs = per_process(_RunOfFile)
-        for place, name in self._writers.items():
+        for place, name in self._outside.items():
             if has_begun and runs.get(place, run) is not run:
                 raise ValueError(
                     f"each run must write a separate file, but another one of this program has "
