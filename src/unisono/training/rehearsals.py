@@ -173,7 +173,7 @@ class Rehearsals:
         def look() -> None:
             seen.update(numbers(read_loss(returned, num_samples)) | gradients())
 
-        with engine.passes.looked_at(look if elsewhere else int):
+        with engine.passes.looked_at(look if elsewhere else None):
             step.backward(returned)
         if difference(elsewhere, seen):
             rehearsed()  # finds out why
@@ -359,22 +359,13 @@ class Rehearsals:
         def compute(
             elsewhere: AbstractContextManager[None] | None = None, spare: Any = spare
         ) -> Seen:
-            restart()
-            seen: Seen = {}
-            with suppress(Exception), elsewhere or nullcontext():
-                seen = function(tree_map(_copied, spare))
-            restart()
-            return seen
+            return self._computed(function, restart, spare, elsewhere or nullcontext())
 
         def with_other_weights(spare: Any) -> None:
             with _other_weights(self._model):
                 compute(spare=spare)
 
-        imported = {*sys.modules}
         once = compute()
-        for module in sorted(sys.modules.keys() - imported):
-            if not is_of_a_library(module):
-                self._run.say_once(_IMPORTED.format(module))
         for path in itertools.chain.from_iterable(each.paths for each in before.changes()):
             if path.endswith(_OF_TORCHMETRICS):  # read later, after the passes
                 raise self._refusal(Dependence(path, "what it computes"))
@@ -423,16 +414,30 @@ class Rehearsals:
         """Compute once as another worker; empty if this would tell less than :meth:`_rehearse`."""
         if self._run.unlike or self._written.get(name) != set():
             return {}
-        restart()
-        seen: Seen = {}
-        with suppress(Exception), as_another_worker(self._run.team.world):
-            seen = function(tree_map(_copied, spare))
-        restart()
+        seen = self._computed(function, restart, spare, as_another_worker(self._run.team.world))
         if before.changes():
             before.put_back()
             return {}
         if seen:
             check()
+        return seen
+
+    def _computed(
+        self,
+        function: Callable[[Any], Seen],
+        restart: Callable[[], None],
+        spare: Any,
+        where: AbstractContextManager[None],
+    ) -> Seen:
+        """Compute from a copy of `spare`; nothing if that raises."""
+        restart()
+        seen, imported = dict[str, Any](), {*sys.modules}
+        with suppress(Exception), where:
+            seen |= function(tree_map(_copied, spare))
+        restart()
+        for module in sorted(sys.modules.keys() - imported):
+            if not is_of_a_library(module):
+                self._run.say_once(_IMPORTED.format(module))
         return seen
 
     def _tell_sums(self, left: Account, grown: Sequence[ChangedPlace]) -> None:

@@ -60,3 +60,25 @@ class Warms:
 
 t = trainer(net())
 fit(t, collate=Warms())
+
+
+# %% module_imported_in_a_later_pass: TOLD first.imported
+import sys
+import tempfile
+
+sys.path.insert(0, tempfile.mkdtemp())
+Path(sys.path[0], "scales_of_late.py").write_text("std = None\n")
+
+
+def scaled(m, b):
+    if unisono.progress().step < 8:
+        return loss(m, b)
+    import scales_of_late
+
+    if scales_of_late.std is None:
+        scales_of_late.std = b[0].std().item()
+    return loss(m, b) / scales_of_late.std
+
+
+t = trainer(net(), scaled)
+fit(t)

@@ -64,16 +64,16 @@ class ShardPasses:
         self.others: Sequence[nn.Parameter] = ()
         self._now, self.at = now(), (0, 0, 0)
         self._step = self._first_shard = self._turn = 0
-        self._look: Callable[[], object] = int
+        self._look: Callable[[], object] | None = None
 
     @contextmanager
-    def looked_at(self, look: Callable[[], object]) -> Iterator[None]:
+    def looked_at(self, look: Callable[[], object] | None) -> Iterator[None]:
         """Call `look` in the block once a shard's gradients are in ``.grad``."""
         self._look = look
         try:
             yield
         finally:
-            self._look = int
+            self._look = None
 
     def has_way(self, name: str) -> bool:
         """Return whether the program has specified how shards combine a buffer."""
@@ -192,7 +192,8 @@ class ShardPasses:
             parameter.grad = None
         if self.watch is not None:
             self.watch.differentiated(shard, exchange.parameters)
-        self._look()
+        if self._look is not None:
+            self._look()
         finished = self.stack.push(shard)
         for parameter in exchange.fixed:
             parameter.grad = None
