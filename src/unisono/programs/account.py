@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, final
 
@@ -158,6 +158,21 @@ class Account:
                         fill(holder.owner, self._copies[key])
                 else:
                     holder.put(then)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore within a block what can be, and afterwards what was there before the block."""
+        now = Account(self.holders, apart=self._apart)
+
+        def can_return(holder: Holder) -> bool:
+            is_kept = holder.kind is not h.CONTENTS or now.copy(holder) is not None
+            return is_kept and holder.can_go_back_and_forth
+
+        self.put_back(can_return)
+        try:
+            yield
+        finally:
+            now.put_back()
 
 
 def cloned(value: Any) -> Any:

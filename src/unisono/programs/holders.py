@@ -95,6 +95,16 @@ class Holder(NamedTuple):
         """Whether the place can be restored; tensors are copied for this."""
         return self.kind.put is not None or self.kind is CONTENTS
 
+    @property
+    def can_go_back_and_forth(self) -> bool:
+        """Whether the place can be restored to an earlier content, and then to its content now.
+
+        Tables have no values, caches are cleared, and variables of a context cannot be unset.
+        """
+        if self.kind is ELEMENTS:  # a set may come to another order
+            return [*self.owner] == [*{*self.owner.copy()}]
+        return self.can_be_put_back and self.kind not in (TABLE, CACHE, CONTEXT)
+
     def slot(self, name: Any) -> str:
         """Return the path to one of the values."""
         if self.kind in (ENTRIES, ITEMS, OBJECTS, FROZEN):

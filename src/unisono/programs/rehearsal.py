@@ -7,6 +7,7 @@ For shards, models, whole batches, samples and `on_gradients`, from the program'
     as it began ─► something else ─► this         the first value of each sample, a scale that the
                                                   first sample sets, noise that is drawn once
     with what grows set further ─► this again     what only begins after a while
+    as the first one began ─► this                what an unseen computation has kept since
 
 All must give the same result. State that is only stored, or that is the same for any computation
 that stores it first (a cache, a file that is opened once), makes no difference and is allowed.
@@ -69,11 +70,13 @@ class Rehearsal(NamedTuple):
         `begun`: the program's state before this computation, and at earlier moments.
         """
         self.written.update(change.holder.identity for change in begun[0].changes())
-        left = self.look() if self.written else begun[0]
+        since = [change for before in begun[1:] for change in before.changes()]
+        left = self.look() if self.written or since else begun[0]
         holders = {each.key: each for account in begun for each in account.holders}
         written = [each for each in holders.values() if each.identity in self.written]
         try:
-            return self._judge(begun, known, left, written)
+            finding = self._judge(begun, known, left, written)
+            return finding or self._judge_since(begun[1:], known, left)
         finally:
             left.put_back()
 
@@ -102,6 +105,35 @@ class Rehearsal(NamedTuple):
             seen = self.again()
             if seen and (differs := difference(known, seen)):
                 return self._further_culprit(grown, left, known, differs, more)
+        return None
+
+    def _judge_since(
+        self, begun: Sequence[Account], known: Seen, left: Account
+    ) -> Dependence | None:
+        """Find what this depends on among all that has changed since earlier moments.
+
+        Computations that were not judged may have written it, or code between computations.
+        """
+        for before in begun:
+            changed = [change.holder for change in before.changes()]
+            other = next(iter(self.others.values()), None)
+            if other is None or all(map(self._is_written, changed)):
+                continue
+            left.put_back()
+            with before.restored():
+                alone = self.again()
+
+            def after(*put_back: Holder, before: Account = before, other: Any = other) -> Seen:
+                with before.restored():
+                    with suppress(Exception):
+                        other()
+                    for holder in put_back:
+                        before.put_back(partial(is_same, holder))
+                    return self.again()
+
+            if difference(known, alone) and (differs := difference(alone, after())):
+                culprits = (each for each in changed if not difference(alone, after(each)))
+                return _finding(next(culprits, changed[0]), before, left, differs)
         return None
 
     def _is_written(self, holder: Holder) -> bool:

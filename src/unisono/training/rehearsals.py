@@ -74,8 +74,8 @@ _OF_METRICS = (
 )
 
 _IMPORTED = (
-    "`{}` was first imported in a pass, so whether passes keep something in it is not found: "
-    "import it before"
+    "`{}` was first imported after the loop began, so whether passes keep something in it is not "
+    "found: import it before"
 )
 _OF_WORKER = (
     "`{}` covers only the shards that this worker computed in the loop over `step.shards`, while "
@@ -112,6 +112,7 @@ class Rehearsals:
         self._reads = reads
         self._model = run.kept.model if model is None else model
         self._begun: dict[str, Account] = {}  # before the first rehearsal
+        self._modules = {*sys.modules}
         self._written: dict[str, set[tuple[int, str]]] = {}  # by the passes that wrote
         self._earlier: dict[str, Callable[[], Seen]] = {}  # earlier rehearsals
         self._functions = {n: programs_own(of) for n, of in functions.items() if of is not None}
@@ -418,6 +419,12 @@ class Rehearsals:
         if before.changes():
             before.put_back()
             return {}
+        begun = self._begun[name]
+        if begun.changes():
+            with begun.restored():
+                alone = self._computed(function, restart, spare, nullcontext())
+            if difference(seen, alone):
+                return {}
         if seen:
             check()
         return seen
@@ -431,11 +438,11 @@ class Rehearsals:
     ) -> Seen:
         """Compute from a copy of `spare`; nothing if that raises."""
         restart()
-        seen, imported = dict[str, Any](), {*sys.modules}
+        seen = dict[str, Any]()
         with suppress(Exception), where:
             seen |= function(tree_map(_copied, spare))
         restart()
-        for module in sorted(sys.modules.keys() - imported):
+        for module in sorted(sys.modules.keys() - self._modules):
             if not is_of_a_library(module):
                 self._run.say_once(_IMPORTED.format(module))
         return seen
