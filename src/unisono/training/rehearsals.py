@@ -15,7 +15,6 @@ and must give the same loss.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import operator
 import sys
@@ -29,7 +28,6 @@ from typing import Any, final
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
 
 from unisono.engine.state.contents import buffers_put_back, updated_parameters
 from unisono.engine.state.optimizers import optimizers_of
@@ -49,44 +47,23 @@ from unisono.runtime.device import generator_states, set_generator_states
 from unisono.runtime.workers.other_rank import as_another_worker
 from unisono.runtime.workers.team import Team
 from unisono.training.body_rehearsal import BodyRehearsal
+from unisono.training.refusals import (
+    IMPORTED_LINE,
+    OF_BODY_LINE,
+    OF_PASSES_LINE,
+    OF_TORCHMETRICS,
+    changes_batch,
+    changes_samples,
+    reads_stored,
+    reads_sum,
+    refusal,
+)
 from unisono.training.run_context import RunContext
+from unisono.training.spare_batches import hash_of, hashes_of_leaves, spare_copy
 from unisono.training.step import AT_FIRST, Step, is_due
 
-_WHOLE = 32 << 20  # bytes of a tensor; larger tensors are sampled
 _SAMPLED = 4096  # bytes of a parameter
-_OF_TORCHMETRICS = "._update_count"
 _OTHERWISE = 1 << 20  # bytes of weights that are changed temporarily
-_MUST = "the loss function and the model must depend on the shard alone, but"
-_IN_TIME = (
-    "take the step from `unisono.progress()`, set a value in `on_step_begin`, return metrics in a "
-    "dict, or keep a buffer of the model (`register_buffer`)."
-)
-_OF_SAMPLES = (
-    'return values of each sample as `"per_sample"` and change it in `on_step_end`, with those of '
-    "the whole batch."
-)
-_OF_TENSORS = (
-    f"keep a buffer of the model (`register_buffer`), return metrics in a dict, or {_OF_SAMPLES}"
-)
-_OF_METRICS = (
-    "return means in a dict, and give functions of all rows, or objects of torchmetrics, to "
-    "`fit(validate_metrics=…)` and `evaluate(metrics=…)`."
-)
-
-_IMPORTED = (
-    "`{}` was first imported after the loop began, so whether passes keep something in it is not "
-    "found: import it before"
-)
-_OF_WORKER = (
-    "`{}` covers only the shards that this worker computed in the loop over `step.shards`, while "
-    "others compute other shards: take means over the whole batch from `step.loss` and `step.means`"
-)
-
-_OF_PASSES = (
-    "`{}` covers only the shards that this worker computes, while others compute other shards: "
-    "return such values in the loss's dict, for means and sums over the whole batch, or as "
-    '`"per_sample"`, or keep a buffer of the model'
-)
 
 Compute = Callable[[nn.Module, Any], Any]
 
@@ -151,7 +128,7 @@ class Rehearsals:
 
         def gradients() -> dict[str, Any]:
             return {
-                f"the gradient of `{name}`": hashed(parameter.grad, _WHOLE)
+                f"the gradient of `{name}`": hash_of(parameter.grad)
                 for name, parameter in updated.items()
                 if parameter.grad is not None
             }
@@ -162,7 +139,7 @@ class Rehearsals:
             engine.passes.differentiate(returned, share)
             return seen | gradients()
 
-        before, spare = self._account_again(), _spare(batch)
+        before, spare = self._account_again(), spare_copy(batch)
         restart = self._drawing_as_now(partial(engine.repeat, shard))
         check = engine.check_passes
         rehearsed = partial(self._rehearse, "loss", rehearse, restart, spare, check)
@@ -210,7 +187,7 @@ class Rehearsals:
         outer = self._run.frame, *self._run.takers
         frames = frames_of_loop(taking, self._run.frame)
         self._inner = [one for one in frames if one not in outer and is_of_program(one)]
-        copied = _spare if self.is_exact else (lambda batch: None)
+        copied = spare_copy if self.is_exact else (lambda batch: None)
         body = BodyRehearsal(
             self.account,
             copied,
@@ -246,7 +223,7 @@ class Rehearsals:
         changes = self._take_out(before)
         paths = [path for each in changes for path in each.numbers()]
         if paths:
-            self._run.say_once(_OF_WORKER.format(paths[0]))
+            self._run.say_once(OF_BODY_LINE.format(paths[0]))
 
     def _take_out(self, before: Account) -> list[ChangedPlace]:
         changes, engine = before.changes(), self._run.engine
@@ -283,12 +260,7 @@ class Rehearsals:
                     differs = difference(known, left())
                     now.put_back()
                     if differs:
-                        raise RuntimeError(
-                            f"`on_gradients` reads `{change.paths[0]}`, which the loss or the "
-                            f"model stores, so {differs} would depend on which shards a worker "
-                            f"computes: use the gradients alone, or keep a mean of the whole "
-                            f"batch from `step.means` in `on_step_end`, for the next step."
-                        )
+                        raise reads_stored(change.paths[0], differs)
         step = self._run.kept.position.step
         is_everybodys = is_due(AT_FIRST, step)  # workers may have checked different first steps
         return partial(_compare_gradients, self._run.team) if is_everybodys else None
@@ -319,11 +291,11 @@ class Rehearsals:
         calls = iter([True])
 
         def rehearse(given: Any) -> Seen:
-            return _leaves_of(function(given))
+            return hashes_of_leaves(function(given))
 
         def call(given: Any) -> Any:
             if next(calls, False):
-                self._rehearse(name, rehearse, self._drawing_as_now(restart), _spare(given))
+                self._rehearse(name, rehearse, self._drawing_as_now(restart), spare_copy(given))
             return function(given)
 
         return call
@@ -368,7 +340,7 @@ class Rehearsals:
 
         once = compute()
         for path in itertools.chain.from_iterable(each.paths for each in before.changes()):
-            if path.endswith(_OF_TORCHMETRICS):  # read later, after the passes
+            if path.endswith(OF_TORCHMETRICS):  # read later, after the passes
                 raise self._refusal(Dependence(path, "what it computes"))
         if not once or any(word in once.get("`loss`", "") for word in ("nan", "inf")):
             before.put_back()
@@ -440,11 +412,11 @@ class Rehearsals:
         restart()
         seen = dict[str, Any]()
         with suppress(Exception), where:
-            seen |= function(tree_map(_copied, spare))
+            seen |= function(spare_copy(spare))
         restart()
         for module in sorted(sys.modules.keys() - self._modules):
             if not is_of_a_library(module):
-                self._run.say_once(_IMPORTED.format(module))
+                self._run.say_once(IMPORTED_LINE.format(module))
         return seen
 
     def _tell_sums(self, left: Account, grown: Sequence[ChangedPlace]) -> None:
@@ -455,7 +427,7 @@ class Rehearsals:
             for path in change.numbers(left.content(change.holder))
         }
         for path in itertools.islice(paths, 1):
-            self._run.say_once(_OF_PASSES.format(path))
+            self._run.say_once(OF_PASSES_LINE.format(path))
         if self._trains:
             for path, holder in paths.items():
                 self._run.sums.setdefault(path, (holder, next(iter(self._begun.values()))))
@@ -468,11 +440,7 @@ class Rehearsals:
             differs = difference(known, compute())
             now.put_back()
             if differs:
-                raise RuntimeError(
-                    f"{_MUST} passes in training add to `{path}`, each worker its own shards, and "
-                    f"{differs} of a pass without training depends on that: keep a buffer of the "
-                    f"model (`register_buffer`) instead."
-                )
+                raise reads_sum(path, differs)
 
     def _fixed(self) -> dict[str, str]:
         """Hash a sample of each parameter that no optimizer updates."""
@@ -513,15 +481,15 @@ class Rehearsals:
             with self._run.device.generators_put_back(), own.put_back():
                 set_generator_states(drawn[0], devices)
                 own.set_states(drawn[1])
-                return _leaves_of(function(self._model, given))
+                return hashes_of_leaves(function(self._model, given))
 
-        before, spare = self._account_again(), _spare(batch)
+        before, spare = self._account_again(), spare_copy(batch)
         with buffers_put_back(self._model) as restart:
             elsewhere = self._once_elsewhere(name, before, call, restart, spare)
             if not elsewhere:
                 self._rehearse(name, call, restart, spare)
         found = function(self._model, batch)
-        if elsewhere and difference(elsewhere, _leaves_of(found)):
+        if elsewhere and difference(elsewhere, hashes_of_leaves(found)):
             with buffers_put_back(self._model) as restart:
                 self._rehearse(name, call, restart, spare)  # finds out why
         return found
@@ -531,32 +499,25 @@ class Rehearsals:
     ) -> None:
         """Raise if passes over `spare` changed something that alters the samples read now."""
         self._check_in_place(batch, spare, read)
-        known = hashed(spare, _WHOLE)
-        told = hashed(read(), _WHOLE)
-        if told == known or told != hashed(read(), _WHOLE):
+        known = hash_of(spare)
+        told = hash_of(read())
+        if told == known or told != hash_of(read()):
             return
         left = self.account()
         for change in before.changes():
             before.put_back(partial(operator.is_, change.holder))
-            is_it = hashed(read(), _WHOLE) == known
+            is_it = hash_of(read()) == known
             left.put_back()
             if is_it:
-                raise RuntimeError(
-                    f"{_MUST} they change `{change.paths[0]}`, which the dataset reads, and each "
-                    f"worker computes other shards: {_OF_SAMPLES}"
-                )
+                raise changes_samples(change.paths[0])
 
     def _check_in_place(self, batch: Any, spare: Any, read: Callable[[], Any]) -> None:
-        known = hashed(spare, _WHOLE)
-        if hashed(batch, _WHOLE) == known:
+        known = hash_of(spare)
+        if hash_of(batch) == known:
             return
-        told = hashed(read(), _WHOLE)
-        if told != known and told == hashed(read(), _WHOLE):
-            raise RuntimeError(
-                f"{_MUST} they change their batch in place, and with it the dataset, as "
-                f"`collate_fn` or `__getitem__` returns its own memory: clone the tensors there, "
-                f"or write `x = x - mean` instead of `x -= mean`."
-            )
+        told = hash_of(read())
+        if told != known and told == hash_of(read()):
+            raise changes_batch()
 
     @property
     def is_exact(self) -> bool:
@@ -596,32 +557,7 @@ class Rehearsals:
         return self._last
 
     def _refusal(self, finding: Dependence) -> RuntimeError:
-        if finding.is_of_rank:
-            return RuntimeError(
-                f"{_MUST} {finding.differs} changes when RANK and WORLD_SIZE are those of another "
-                f"worker: compute the same on every worker; for what only one worker should "
-                f"do, write a callback that checks `fit.is_leader`."
-            )
-        if finding.path:
-            remedy = _IN_TIME if finding.is_plain else _OF_TENSORS
-            if not self._trains or finding.path.endswith(_OF_TORCHMETRICS):
-                remedy = _OF_METRICS
-            return RuntimeError(
-                f"`{finding.path}` carries over from one shard to the next, and {finding.differs} "
-                f"depends on it, but each worker computes different shards: {remedy}"
-            )
-        if not self._functions:
-            return RuntimeError(
-                f"{finding.differs} differs when a step's first batch is repeated after the last "
-                f"one: the body of the loop over `step.shards` keeps state from shard to shard, "
-                f"or counts this worker's shards, as `enumerate(step.shards)` does: use "
-                f"`unisono.progress().shard` instead, and update the state between steps."
-            )
-        return RuntimeError(
-            f"{_MUST} computed twice, from the same samples, random numbers, parameters and "
-            f"buffers, {finding.differs} differs: look for state that they keep from shard to "
-            f"shard, reads of the clock, and generators that cannot be found; {_IN_TIME}"
-        )
+        return refusal(finding, trains=self._trains, is_body=not self._functions)
 
 
 def _compare_gradients(team: Team, gradients: Gradients) -> None:
@@ -661,31 +597,3 @@ def _other_weights(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, data in before:
             parameter.data = data
-
-
-def _leaves_of(found: Any) -> Seen:
-    """Return hashes of the tensors that a function returned."""
-    tree = dict(found) if isinstance(found, Mapping) else found
-    return {f"result {at}": hashed(leaf, _WHOLE) for at, leaf in enumerate(_tensors_in(tree))}
-
-
-def _tensors_in(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _spare(given: Any) -> Any:
-    """Copy what something is computed from; None if it cannot be copied."""
-    with suppress(Exception):
-        return tree_map(_copied, given)
-    return None
-
-
-def _copied(leaf: Any) -> Any:
-    """Copy a leaf of a batch, with its memory layout and without its graph."""
-    if not isinstance(leaf, torch.Tensor):
-        return copy.deepcopy(leaf)
-    spanned = 1 + sum((n - 1) * by for n, by in zip(leaf.shape, leaf.stride(), strict=True))
-    if not leaf.numel() or spanned > 4 * leaf.numel():
-        return leaf.detach().clone()
-    flat = leaf.detach().as_strided((spanned,), (1,)).clone()
-    return flat.as_strided(leaf.shape, leaf.stride())
