@@ -62,7 +62,9 @@ class Totals:
 
     def were_left(self, last: Mapping[str, Any], loop: int) -> bool:
         """Return whether :meth:`note_left` was called for this loop."""
-        return any(a <= loop <= z for a, z in last.get(_LEFT, {}).get(repr(self), ()))
+        if _LEFT not in last:  # asked in every step
+            return False
+        return any(a <= loop <= z for a, z in last[_LEFT].get(repr(self), ()))
 
     def end_step(self, plan: SamplePlan, position: Position) -> int:
         """Return the number of steps that a run will have done; the current one if it is over.
