@@ -4,7 +4,13 @@ import sys
 
 import pytest
 
-from unisono.programs.live import live_variables, orders_by_hash, takers_of
+from unisono.programs.live import (
+    iterators_around,
+    live_variables,
+    orders_by_hash,
+    takers_of,
+    takes_in_a_loop,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,50 @@ def test_those_that_take_what_a_generator_yields_are_found():
     here = sys._getframe()
     assert [one.f_code for one in next(takes())] == [takes.__code__, here.f_code]
     assert takers_of(here) == []
+
+
+def _stores_and_reads(kept):
+    yield
+    return [kept for _ in range(2)]
+
+
+def test_a_variable_that_is_read_where_another_is_set_is_needed():
+    steps = _stores_and_reads([])
+    next(steps)  # one instruction does both since Python 3.13
+    assert "kept" in live_variables(steps.gi_frame)
+
+
+def _steps(seen):
+    for _ in range(3):
+        seen.append(takes_in_a_loop(sys._getframe(1)))
+        yield {"rows": [1]}
+
+
+def _listed(steps):
+    return [step for step in steps]  # noqa: C416
+
+
+def _mapped(steps):
+    return {n: row for step in steps for n, row in enumerate(step["rows"])}
+
+
+@pytest.mark.parametrize("take", [_listed, _mapped])
+def test_comprehensions_that_take_steps_are_told_from_loops(take):
+    seen = []
+    take(_steps(seen))
+    assert seen == [False, False, False]
+
+
+def test_loops_that_contain_comprehensions_are_loops():
+    seen = []
+    for step in _steps(seen):
+        rows = [*step["rows"], *[row for row in step["rows"] if row]]
+        assert [[n + row for n in range(2)] for row in rows]
+    assert seen == [True, True, True]
+
+
+def test_iterators_around_are_named_and_an_end_is_found():
+    steps = _steps([])
+    counted = enumerate(steps)
+    assert iterators_around(steps) == ["enumerate"]
+    assert next(counted)[0] == 0

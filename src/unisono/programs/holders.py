@@ -328,7 +328,7 @@ def _read_frame(owner: types.FrameType, names: Any) -> Content:
 def _put_frame(owner: types.FrameType, names: Any, content: Content) -> None:
     """Set variables of a running function (PEP 667; before Python 3.13, through the C API)."""
     variables = owner.f_locals
-    variables.update(zip(*content, strict=True))
+    variables.update(dict(zip(*content, strict=True)))
     if sys.version_info < (3, 13):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(owner), ctypes.c_int(0))
 

@@ -11,15 +11,18 @@ import dis
 import functools
 import gc
 import inspect
+import re
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 from unisono.programs.holders import is_iterator
 
-_READS: tuple[str, ...] = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLOSURE")
-_READS += ("LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_WRITES: tuple[str, ...] = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
-_WRITES += ("DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL", "DELETE_DEREF")
+# One instruction may store a variable and load another: `STORE_FAST_LOAD_FAST` (Python 3.13).
+_OF_VARIABLES = re.compile(
+    r"(LOAD|STORE|DELETE)_(?:FAST|NAME|GLOBAL|DEREF|CLOSURE|CLASSDEREF|FROM_DICT_OR_\w+)"
+)
+_COLLECTS = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
 _PARTS = 16  # of a `zip`
 _STORES = {number for name, number in dis.opmap.items() if name.startswith("STORE")}
 _CACHE, _GET_ITER = dis.opmap["CACHE"], dis.opmap["GET_ITER"]
@@ -71,10 +74,13 @@ def is_looped_over(frame: FrameType) -> bool:
 
 def iterators_around(steps: Any) -> list[str]:
     """Return the names of builtin iterators around a generator that count, such as `enumerate`."""
-    found, inner = list[str](), [steps]
+    found, inner, seen = list[str](), [steps], {id(steps)}
     while inner:
-        outer = [one for one in gc.get_referrers(*inner) if is_iterator(one)]
+        # One at a time: the tuple of several arguments would refer to them, too.
+        outer = [one for each in inner for one in gc.get_referrers(each) if is_iterator(one)]
         inner = [one for one in outer if type(one) is not tuple or len(one) < _PARTS]
+        inner = [one for one in inner if id(one) not in seen]
+        seen.update(map(id, inner))
         kinds = (type(one) for one in inner if type(one) not in (tuple, map, filter))
         found.extend(kind.__name__ for kind in kinds)
     return found
@@ -116,10 +122,27 @@ def takes_in_a_loop(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _takes_in_a_loop(code: CodeType, lasti: int) -> bool:
-    at = {each.offset: each.opname for each in dis.get_instructions(code)}
-    opname = at[max((offset for offset in at if offset <= lasti), default=0)]
+    at = {each.offset: each for each in dis.get_instructions(code)}
+    here = at[max((offset for offset in at if offset <= lasti), default=0)]
     is_whole = not code.co_name.startswith("<") or code.co_name == "<module>"
-    return is_whole and (opname == "FOR_ITER" or "next" in code.co_names)
+    is_loop = here.opname == "FOR_ITER" and not _collects([*at.values()], here)
+    return is_whole and (is_loop or "next" in code.co_names)
+
+
+def _collects(instructions: Sequence[dis.Instruction], loop: dis.Instruction) -> bool:
+    """Return whether a loop is that of a comprehension, which is part of the code around it.
+
+    So it is since Python 3.12 (PEP 709). A comprehension of n loops adds to what is n + 1 below
+    the top of the stack.
+    """
+    loops = [each for each in instructions if each.opname == "FOR_ITER"]
+    for each in instructions:
+        depth = each.arg or 0
+        if each.opname in _COLLECTS and depth > 1:  # otherwise a display such as `[*rows, row]`
+            around = [one for one in loops if one.offset < each.offset < one.argval]
+            if loop in around[1 - depth :]:
+                return True
+    return False
 
 
 def live_variables(frame: FrameType) -> frozenset[str]:
@@ -152,15 +175,15 @@ def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset
                 break  # nothing new can be read from here
             seen[index] = written if before is None else before & written
             each = instructions[index]
-            names = _names_of(each)
             waiting += [
                 (at[one.target], written) for one in handlers if one.start <= each.offset < one.end
             ]
-            if each.opname.startswith(_READS):
-                live |= {name for name in names if name not in written}
-            elif each.opname.startswith(_WRITES):
-                written |= frozenset(names)
-                are_set.update(names)
+            for name, is_read in _variables_in(each):
+                if not is_read:
+                    written |= {name}
+                    are_set.add(name)
+                elif name not in written:
+                    live.add(name)
             if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
                 waiting.append((at[each.argval], written))
                 if each.opname.startswith("JUMP") and "IF" not in each.opname:
@@ -198,9 +221,12 @@ def _sets(each: dis.Instruction, name: str) -> bool:
     return each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval == name
 
 
-def _names_of(each: dis.Instruction) -> tuple[str, ...]:
-    value = each.argval
-    return value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+def _variables_in(each: dis.Instruction) -> Iterator[tuple[str, bool]]:
+    """Yield the variables that an instruction uses, in order, and whether it reads them."""
+    uses = _OF_VARIABLES.findall(each.opname)
+    names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+    for use, name in zip(uses, names, strict=False):
+        yield name, use == "LOAD"
 
 
 def _read_by_inner(code: CodeType) -> set[str]:
