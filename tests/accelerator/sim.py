@@ -21,7 +21,6 @@ from tests.accelerator.building import CannotBuild, library
 
 DEVICES = torch_sim.DEVICES
 NO_LIMIT = 2**40
-QUERIES = 2
 _NOT_THE_CALLER = (f"{Path(torch.__file__).parent}/", torch_sim.__file__, __file__)
 
 
@@ -76,17 +75,6 @@ def limit(device: int, num_bytes: int | None) -> None:
     loaded.sim_limit(_checked(device), NO_LIMIT if num_bytes is None else num_bytes)
 
 
-@contextmanager
-def late_copies(*, queries: int) -> Iterator[None]:
-    """Choose how often an event or a stream that nobody waited for says that it is not done."""
-    loaded = _loaded().sim
-    loaded.sim_late_copies(queries)
-    try:
-        yield
-    finally:
-        loaded.sim_late_copies(QUERIES)
-
-
 def pending_copies(device: int) -> int:
     """Count the copies from and to a device that were issued and not made."""
     return int(_loaded().sim.sim_pending_copies(_checked(device)))
@@ -121,7 +109,6 @@ class _Loaded:
     def __init__(self) -> None:
         self.sim = ctypes.CDLL(str(library()))
         self.sim.sim_limit.argtypes = [ctypes.c_int, ctypes.c_size_t]
-        self.sim.sim_late_copies.argtypes = [ctypes.c_int]
         self.sim.sim_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self.sim.sim_unregister.argtypes = [ctypes.c_void_p]
         self.listeners: list[list[Synchronization]] = []

@@ -64,7 +64,7 @@ def test_averages_that_mean_nothing_or_that_torch_cannot_add_up_are_refused(dtyp
         reduction.check("AVG", dtype)
 
 
-F32, I64 = torch.float32, torch.int64
+F32 = torch.float32
 
 
 def test_calls_that_differ_in_shape_or_sizes_have_other_bytes():

@@ -20,7 +20,6 @@ def test_torch_has_what_is_replaced_and_the_reason_is_told(patch):
     owner = resolve_name(patch.owner)
     assert any(name in vars(owner) for name in patch.names)
     assert patch.why.endswith(".")
-    assert tuple(map(int, patch.since.split("."))) >= (2, 11)
 
 
 def test_gloo_is_replaced_only_where_it_is_asked_for():

@@ -11,6 +11,7 @@ namespace sim {
 namespace {
 
 constexpr int kStreamsPerDevice = 32;  // then they are given out again, as CUDA's are
+constexpr int kQueries = 2;  // so often a stream or an event says that it is not done yet
 
 // A late copy or a wait for another stream; `operation` is the stream's newest when it came.
 struct Pending {
@@ -32,7 +33,6 @@ struct State {
   std::vector<Stream> streams;
   std::array<int, kDevices> made{};
   Clock host;  // what the host has seen finished
-  int queries = 2;
   // Destroyed without the lock.
   std::vector<Pending> finished;
   History forgotten;
@@ -117,7 +117,7 @@ void begin(int stream, const char* name, const std::vector<Range>& ranges) {
   join(on.clock, state().host);
   for (const Range& range : ranges) check(stream, name, on.clock, range);
   set(on.clock, stream, ++on.operations);
-  on.queries_left = state().queries;
+  on.queries_left = kQueries;
   for (const Range& range : ranges) remember(stream, on.clock, name, range);
 }
 
@@ -203,7 +203,7 @@ void record(int stream, Event& event) {
   auto& on = state().streams[stream];
   join(on.clock, state().host);
   set(on.clock, stream, on.operations);
-  event = {stream, on.operations, on.clock, state().queries, std::chrono::steady_clock::now()};
+  event = {stream, on.operations, on.clock, kQueries, std::chrono::steady_clock::now()};
 }
 
 void wait(int stream, const Event& event) {
@@ -257,11 +257,6 @@ void note(const char* kind) {
 // What Python's side calls.
 
 extern "C" {
-
-void sim_late_copies(int queries) {
-  sim::Locked locked;
-  sim::state().queries = queries;
-}
 
 int sim_pending_copies(int device) {
   sim::Locked locked;

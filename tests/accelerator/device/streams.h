@@ -51,7 +51,7 @@ struct Event {
   int stream = -1;  // never recorded
   uint64_t operation = 0;
   Clock clock;
-  int queries_left = 0;  // so often it says that it is not done yet
+  int queries_left = 0;
   std::chrono::steady_clock::time_point time;
 };
 

@@ -24,7 +24,6 @@ class Patch(NamedTuple):
     names: Sequence[str]  # those that this torch lacks are left out
     ours: Callable[[Any], Any]  # from torch's own
     why: str
-    since: str = "2.11"  # the first torch that has one of them, of those that we run on
 
 
 def patches(control: ControlBlock, rank: int, backend: str) -> list[Patch]:
