@@ -14,7 +14,6 @@ strides.
 from __future__ import annotations
 
 import math
-import mmap
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,13 @@ from torch import nn
 from unisono.plan.shards import Piece
 from unisono.runtime.checkpoint.slots import MARKS_BYTES, Places
 from unisono.runtime.device import Device, bytes_of, is_on_host
-from unisono.runtime.workers.memory import ALIGNMENT_BYTES, Memory, aligned, give_pages_back
+from unisono.runtime.workers.memory import (
+    ALIGNMENT_BYTES,
+    Memory,
+    aligned,
+    give_pages_back,
+    in_pages,
+)
 
 ROW_BYTES = 4096
 _BUFFERS = ("buffers", "other buffers")  # regions
@@ -157,11 +162,6 @@ class ArenaLayout:
             "sums": parameters,
         }
         return {name: in_pages(num_bytes) for name, num_bytes in sizes.items()}
-
-
-def in_pages(num_bytes: int) -> int:
-    """Round a number of bytes up to whole pages."""
-    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 @final

@@ -25,7 +25,7 @@ from unisono.engine.exchange.arena import (
 )
 from unisono.engine.exchange.moving import VERSION, Moving, replace_data
 from unisono.engine.exchange.private_view import check_changed_alike
-from unisono.engine.exchange.snapshots import as_bytes
+from unisono.engine.exchange.snapshots import hash_of
 from unisono.engine.state.contents import buffer_at, lazy_owners, owners_of_buffers
 from unisono.runtime.device import Copies, Device, by_device, on_host
 from unisono.runtime.workers.team import Team
@@ -256,7 +256,7 @@ class Buffers:
         if is_same:
             return {}
         kept = self._regions[copy].tensors()
-        each = zip(self._names, map(_hash_of, self._tensors), map(_hash_of, kept), strict=True)
+        each = zip(self._names, map(hash_of, self._tensors), map(hash_of, kept), strict=True)
         return {name: here for name, here, there in each if here != there}
 
     def _pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -288,10 +288,6 @@ class Buffers:
                     f"{type(module).__name__} was None and was filled in a forward pass: run the "
                     f"model once on one batch, then train."
                 )
-
-
-def _hash_of(tensor: torch.Tensor) -> int:
-    return zlib.crc32(as_bytes(tensor.detach()))
 
 
 def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:

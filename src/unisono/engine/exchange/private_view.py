@@ -21,9 +21,9 @@ from typing import final
 import numpy as np
 import torch
 
-from unisono.engine.exchange.arena import Region, in_pages, size_of
+from unisono.engine.exchange.arena import Region, size_of
 from unisono.errors import MismatchError
-from unisono.runtime.workers.memory import Memory, give_pages_back
+from unisono.runtime.workers.memory import Memory, give_pages_back, in_pages
 from unisono.runtime.workers.team import Team
 from unisono.runtime.world import per_process
 

@@ -7,7 +7,6 @@ going back. A worker that joins takes its replica from the newest snapshot.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import final
@@ -18,7 +17,7 @@ from typing_extensions import override
 from unisono.engine.exchange.loop_layout import LoopLayout
 from unisono.engine.exchange.ownership import Ownership
 from unisono.engine.exchange.shared_optimizer_state import StateKeys
-from unisono.engine.exchange.snapshots import as_bytes
+from unisono.engine.exchange.snapshots import hash_of
 from unisono.engine.state.optimizer_state import apply_state, take_state
 from unisono.engine.state.optimizers import is_elementwise
 from unisono.errors import CheckpointError
@@ -82,7 +81,7 @@ class Replicas(Ownership):
         tensors: dict[str, torch.Tensor] = {}
         with suppress(CheckpointError):  # state that cannot be named
             tensors, _ = take_state(self.layout.optimizer, self.named_whole())
-        return hashes_of(self.layout) | {name: _hash(one) for name, one in tensors.items()}
+        return hashes_of(self.layout) | {name: hash_of(one) for name, one in tensors.items()}
 
     def _write_state(self, slot: int) -> None:
         tensors, numbers = take_state(self.layout.optimizer, self.named_whole())
@@ -187,8 +186,4 @@ def copy_replica(
 
 def hashes_of(layout: LoopLayout) -> dict[str, int]:
     """Return a hash of each parameter, by name."""
-    return {name: _hash(one) for name, one in zip(layout.names, layout.all, strict=True)}
-
-
-def _hash(tensor: torch.Tensor) -> int:
-    return zlib.crc32(as_bytes(tensor.detach()))
+    return {name: hash_of(one) for name, one in zip(layout.names, layout.all, strict=True)}

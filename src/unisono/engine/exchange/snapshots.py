@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -239,6 +240,11 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     if dense.stride() != layout_of(dense):
         dense = dense.clone()
     return bytes_of(dense)
+
+
+def hash_of(tensor: torch.Tensor) -> int:
+    """Hash a tensor's elements, for workers to compare."""
+    return zlib.crc32(as_bytes(tensor.detach()))
 
 
 def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:

@@ -10,7 +10,7 @@ import json
 import operator
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -42,13 +42,13 @@ class Options:
         self._seen: list[dict[str, Any]] = []
         # names and values of each group, if no value can change by itself
         self._objects: list[tuple[list[str], list[Any]]] = []
-        self._kinds = self._kinds_now()
+        self._kinds = self._now(_kind_of)
 
     def note(self) -> int:
         """Record the options before passes; return 32 bits that are equal if the options are."""
         if self._are_same_objects():
             return self._number
-        now = self._now()
+        now = self._now(_comparable)
         if now != self._seen:
             self._check_kinds()
             self._seen = now
@@ -66,7 +66,7 @@ class Options:
 
     def check(self) -> None:
         """Raise RuntimeError if passes have changed options since they were recorded."""
-        if self._are_same_objects() or (now := self._now()) == self._seen:
+        if self._are_same_objects() or (now := self._now(_comparable)) == self._seen:
             return
         changed = (
             name
@@ -91,7 +91,7 @@ class Options:
 
     def _check_kinds(self) -> None:
         """Raise RuntimeError if numbers have become tensors, or the other way round."""
-        for before, now in zip(self._kinds, self._kinds_now(), strict=False):
+        for before, now in zip(self._kinds, self._now(_kind_of), strict=False):
             for name in before.keys() & now.keys():
                 if before[name] != now[name]:
                     raise RuntimeError(
@@ -101,15 +101,9 @@ class Options:
                         f"change the tensor in place (`fill_`)."
                     )
 
-    def _kinds_now(self) -> list[dict[str, str]]:
+    def _now(self, as_what: Callable[[Any], Any]) -> list[dict[str, Any]]:
         return [
-            {name: _kind_of(value) for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
-        ]
-
-    def _now(self) -> list[dict[str, Any]]:
-        return [
-            {name: _comparable(value) for name, value in group.items() if name != "params"}
+            {name: as_what(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
 

@@ -24,7 +24,7 @@ from typing import final
 
 from unisono.runtime.workers import meeting_point as futex
 from unisono.runtime.workers.meeting_point import MeetingSeat
-from unisono.runtime.workers.memory import Memory, give_pages_back
+from unisono.runtime.workers.memory import Memory, give_pages_back, in_pages
 
 LINE_BYTES = 1024
 # Offsets inside a line.
@@ -54,12 +54,12 @@ class Layout:
         """Return a layout; heaps have twice the machine's memory, at most 1 TiB in total."""
         machine_bytes = mmap.PAGESIZE * os.sysconf("SC_PHYS_PAGES")
         heap_bytes = min(2 * machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
-        return cls(world_size, _whole_pages(heap_bytes))
+        return cls(world_size, in_pages(heap_bytes))
 
     @property
     def control_bytes(self) -> int:
         """The total size of lines and rings."""
-        return _whole_pages(self.ring(self.world_size, 0))
+        return in_pages(self.ring(self.world_size, 0))
 
     @property
     def num_bytes(self) -> int:
@@ -109,10 +109,6 @@ class GroupMemory:
     def add_and_wake(self, offset: int, amount: int = 1) -> None:
         """Add to a word after all earlier writes, and wake those that sleep on it."""
         futex.add_and_wake(self.address + offset, amount)
-
-
-def _whole_pages(num_bytes: int) -> int:
-    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 _KEEP_PAGES_UP_TO_BYTES = 64 << 20

@@ -29,9 +29,14 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def in_pages(num_bytes: int) -> int:
+    """Round a number of bytes up to whole pages."""
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 def give_pages_back(mapping: mmap.mmap, start: int, stop: int) -> None:
     """Release the whole pages within a range; they then read as zero. Source: madvise(2)."""
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    first = in_pages(start)
     num_bytes = (stop - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if num_bytes > 0:
         mapping.madvise(mmap.MADV_REMOVE, first, num_bytes)

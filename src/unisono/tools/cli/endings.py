@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
 import traceback
@@ -166,14 +167,8 @@ def takes_script(command: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-def _at_least(least: int, text: str) -> int:
-    if int(text) < least:
-        raise ValueError
-    return int(text)
-
-
-def _threads(text: str) -> int:
-    if not 1 <= int(text) <= THREADS_AT_MOST:
+def _at_least(least: int, text: str, most: float = math.inf) -> int:
+    if not least <= int(text) <= most:
         raise ValueError
     return int(text)
 
@@ -205,7 +200,8 @@ class NumHosts:
 
 
 COUNT = Text("n", partial(_at_least, 1), "a whole number of at least 1", "2")
-THREADS = Text("n", _threads, f"a whole number of at least 1, at most {THREADS_AT_MOST}", "2")
+_THREADS = partial(_at_least, 1, most=THREADS_AT_MOST)
+THREADS = Text("n", _THREADS, f"a whole number of at least 1, at most {THREADS_AT_MOST}", "2")
 NUM_HOSTS = Text("n", NumHosts.read, "a number of hosts, or the least and the most", "1:2")
 NOT_NEGATIVE = Text("n", partial(_at_least, 0), "a whole number of at least 0", "1")
 
