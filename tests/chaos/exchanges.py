@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 EXCHANGES = {
     "shared": ("cpu", "shared"),  # one copy of the parameters
@@ -39,6 +40,13 @@ def skip_without(name: str) -> None:
 
     if device_of(name) == ACCELERATED and not has_accelerator():
         pytest.skip("there is no test accelerator here: tests/accelerator says why")
+
+
+def use(monkeypatch: Any, name: str) -> None:
+    """Have the workers of a test use an exchange; skip the test where they cannot."""
+    skip_without(name)
+    for variable, value in variables_of(name).items():
+        monkeypatch.setenv(variable, value)
 
 
 def install(device: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from tests.chaos import driver
-from tests.chaos.exchanges import device_of, skip_without, variables_of
+from tests.chaos.exchanges import device_of, skip_without, use
 from tests.chaos.jobs import Job
 from tests.chaos.training import NUM_STEPS, Options, train
 from tests.promises import promise
@@ -55,10 +55,8 @@ def check_words(said: str, faults: str) -> None:
 
 def check(monkeypatch, capfd, faults, options, *, exchange="shared", workers=3, **more):
     """Train on workers to which `faults` happen; returns what each of them said."""
-    skip_without(exchange)
+    use(monkeypatch, exchange)
     monkeypatch.setenv("UNISONO_FAULTS", faults)
-    for variable, value in variables_of(exchange).items():
-        monkeypatch.setenv(variable, value)
     there = replace(options, device=device_of(exchange))
     results = unisono.launch(train, there, workers=workers, **{"restarts": 50, **more})
     said = capfd.readouterr().err

@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 import torch
+from tests.classified import cross_entropy as loss_of
 from tests.data import augmenting, in_batches
 from tests.data.in_batches import KINDS, LENGTHS, N, loader_with, train, train_patiently
 from torch import nn
@@ -26,10 +27,6 @@ from unisono.plan.seeds import seed_of
 from unisono.runtime.device import seed_generators
 
 SETS = TensorDataset(torch.randn(N, 6), torch.arange(N) % 3)
-
-
-def loss_of(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def model_of():

@@ -6,6 +6,7 @@ import random
 import datasets
 import pytest
 import torch
+from tests.classified import cross_entropy as loss_of
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
@@ -16,10 +17,6 @@ from unisono.runtime.device import seed_generators
 N = 23
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, torch.arange(N) % 3)
-
-
-def loss_of(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def made():

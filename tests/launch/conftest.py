@@ -20,10 +20,11 @@ from unisono.runtime.workers.membership import Membership
 PROGRAMS = Path(__file__).parent / "programs"
 ENDED_S = 30.0  # on a machine where others compute, too
 COMMAND = [sys.executable, "-m", "unisono", "run"]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def unisono_run() -> Callable[..., subprocess.CompletedProcess[str]]:
+def unisono_run() -> Run:
     """Run the command to its end, started by `popen`: a fork that has loaded torch, by default."""
 
     def run(

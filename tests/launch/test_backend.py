@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import runpy
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
+from tests.launch.conftest import PROGRAMS, Run
+from tests.launch.test_groups import run_script
 
 import unisono
 
-PROGRAMS = Path(__file__).parent / "programs"
 WAYS = ["gloo", "GLOO", "cpu:gloo", "cpu:gloo,cuda:gloo", "None"]
 OURS = "unisono.runtime.c10d.group.Group"
 TORCHS = "torch.distributed.distributed_c10d.ProcessGroup"
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def run_script(name: str) -> str:
-    """Run a program as its worker would, and return what it prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(PROGRAMS / name), run_name="__main__")
-    return printed.getvalue()
 
 
 def assert_all_is_ours(output: str) -> None:

@@ -9,12 +9,13 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.launch.conftest import COMMAND, PROGRAMS, Run
 from tests.promises import promise
 from tests.warm import processes
 
@@ -24,10 +25,7 @@ from unisono.runtime.launch.job import ADDRESS, reserved_port
 
 pytestmark = pytest.mark.slow
 
-PROGRAMS = Path(__file__).parent / "programs"
-COMMAND = [sys.executable, "-m", "unisono", "run"]
 CLASSICS = "plain,none,env,overwrite,tcp,again,groups"
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def run_script(name: str, *arguments: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.launch.conftest import PROGRAMS
 from tests.promises import promise
 from tests.warm import processes
 
@@ -26,8 +27,6 @@ import unisono
 from unisono.runtime.launch import api
 from unisono.runtime.launch.forkserver import ForkServer, ServerPool, server_pool
 from unisono.runtime.workers.context import context
-
-PROGRAMS = Path(__file__).parent / "programs"
 
 
 class OddError(Exception):

@@ -6,13 +6,13 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from tests.chaos.jobs import gone_within
+from tests.launch.conftest import COMMAND
 from tests.warm import processes
 
 from unisono.runtime.launch.job import SCRIPT, Job
@@ -107,7 +107,7 @@ def test_more_workers_than_open_files_are_refused() -> None:
 def test_seven_hundred_workers_start_and_end(tmp_path) -> None:
     script = tmp_path / "hi.py"
     script.write_text("import os\nopen(os.environ['RANK'], 'w').close()\n")
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(MANY), script]
+    command = [*COMMAND, "-n", str(MANY), script]
     done = processes.run(command, cwd=tmp_path, timeout=590)
     assert (done.returncode, len(list(tmp_path.iterdir()))) == (0, MANY + 1), done.stderr
     assert "700 workers take turns" in done.stderr
@@ -118,7 +118,7 @@ def test_seven_hundred_workers_start_and_end(tmp_path) -> None:
 def test_a_signal_ends_seven_hundred_workers_while_they_start(tmp_path) -> None:
     script = tmp_path / "stays.py"
     script.write_text("import os, time\nopen(os.environ['RANK'], 'w').close()\ntime.sleep(600)\n")
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(MANY), script]
+    command = [*COMMAND, "-n", str(MANY), script]
     with processes.start(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
         while not (tmp_path / "0").exists():
             assert launcher.poll() is None

@@ -11,16 +11,13 @@ import signal
 import subprocess
 import sys
 import zipapp
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.launch.conftest import PROGRAMS, Run
 from tests.promises import promise
 
 pytestmark = pytest.mark.slow
-
-PROGRAMS = Path(__file__).parent / "programs"
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_a_script_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from tests.chaos.exchanges import EXCHANGES, device_of, install, skip_without, variables_of
+from tests.chaos.exchanges import EXCHANGES, device_of, install, use
 from tests.data import in_batches
 
 import unisono
@@ -32,9 +32,7 @@ def in_shared_memory(steps=20):
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_batches_of_all_sizes_have_one_digest_on_every_exchange(monkeypatch, exchange, workers):
-    skip_without(exchange)
-    for variable, value in variables_of(exchange).items():
-        monkeypatch.setenv(variable, value)
+    use(monkeypatch, exchange)
     found = unisono.launch(train_there, device_of(exchange), workers=workers)
     assert found == [in_shared_memory()] * workers
 
@@ -42,8 +40,7 @@ def test_batches_of_all_sizes_have_one_digest_on_every_exchange(monkeypatch, exc
 @pytest.mark.slow
 def test_a_run_over_batches_goes_on_with_every_other_exchange(monkeypatch, tmp_path):
     for leg, exchange in enumerate(("shared", "staged", "gloo", "zero", "shared")):
-        for variable, value in variables_of(exchange).items():
-            monkeypatch.setenv(variable, value)
+        use(monkeypatch, exchange)
         steps, workers = 4 * leg + 4, leg % 3 + 1
         there = functools.partial(train_there, directory=str(tmp_path))
         found = unisono.launch(there, device_of(exchange), steps, workers=workers)
@@ -58,10 +55,8 @@ def train_patiently_there(device):
 @pytest.mark.long
 @pytest.mark.parametrize("exchange", [name for name in EXCHANGES if name != "shared"])
 def test_a_kill_costs_no_bit_on_any_exchange(monkeypatch, exchange):
-    skip_without(exchange)
     expected = in_batches.train("tokens")
-    for variable, value in variables_of(exchange).items():
-        monkeypatch.setenv(variable, value)
+    use(monkeypatch, exchange)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=4; kill:rank=0,step=11,at=update")
     found = unisono.launch(train_patiently_there, device_of(exchange), workers=2)
     assert [each[0] for each, _ in found] == [expected[0]] * 2

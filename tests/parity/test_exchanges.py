@@ -9,8 +9,7 @@ from tests.chaos.exchanges import (
     device_of,
     has_accelerator,
     install,
-    skip_without,
-    variables_of,
+    use,
 )
 from tests.parity import cases
 from tests.promises import promise
@@ -59,10 +58,8 @@ def in_shared_memory(wanted):
 
 
 def check(monkeypatch, exchange, workers, wanted):
-    skip_without(exchange)
     expected = in_shared_memory(tuple(wanted))
-    for variable, value in variables_of(exchange).items():
-        monkeypatch.setenv(variable, value)
+    use(monkeypatch, exchange)
     for digests in unisono.launch(train_all, wanted, device_of(exchange), workers=workers):
         assert dict(zip(wanted, digests, strict=True)) == dict(zip(wanted, expected, strict=True))
 
@@ -133,8 +130,7 @@ def test_a_run_goes_on_with_every_other_exchange(monkeypatch, tmp_path, case, na
     assert {*WHOLE, *DIVIDED} == EXCHANGES.keys()
     names = [name for name in names if device_of(name) != ACCELERATED or has_accelerator()]
     for leg, exchange in enumerate(names):
-        for variable, value in variables_of(exchange).items():
-            monkeypatch.setenv(variable, value)
+        use(monkeypatch, exchange)
         steps, workers = 2 * leg + 2, leg % 3 + 1
         told = (steps, str(tmp_path), case, device_of(exchange))
         found = unisono.launch(train_until, *told, workers=workers)
