@@ -98,3 +98,20 @@ def test_iterators_around_are_named_and_an_end_is_found():
     counted = enumerate(steps)
     assert iterators_around(steps) == ["enumerate"]
     assert next(counted)[0] == 0
+
+
+def test_what_others_may_read_after_the_end_is_needed():
+    last = best = 0.0
+
+    def train():
+        nonlocal last, best
+        best = 0.0
+        yield
+        last = best = 1.0
+        yield last
+
+    steps = train()
+    next(steps)
+    assert live_variables(steps.gi_frame) == set()
+    next(steps)
+    assert live_variables(steps.gi_frame) == {"last", "best"}

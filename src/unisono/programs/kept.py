@@ -122,6 +122,7 @@ class KeptProgram:
         self._modules = set[str]()  # that are loaded when the loop begins
         self._caches = list[tuple[Holder, Content]]()  # of callbacks alone
         self.is_cut = False
+        self.has_all_frames = True  # of the current loop; until then some paths are unknown
 
     def watch(
         self,
@@ -214,7 +215,7 @@ class KeptProgram:
         """
         drawn, values = None, None if team is None else self.compare(team)
         if self._loaded is not None and self.is_continued(loop):
-            self._apply(self._loaded)
+            self._restore(self._loaded)
             drawn, values = self.drawn, None
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now
         changed = self._changed() if values is None else values
@@ -250,14 +251,21 @@ class KeptProgram:
                 self._stored.add((*self._places[key].holder.identity, slot))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the contents of the program's objects."""
+        """Restore the contents of the program's objects; of some once all frames are known."""
+        if self._after is not None and state["loop"] != self._loop:
+            # From before `on_begin`, which is not called again.
+            state = {**state, "loop": self._loop, "values": self._after}
+        self._loaded = state if self._after is None else None
         try:
-            if self._after is not None and state["loop"] != self._loop:
-                # From before `on_begin`, which is not called again.
-                state = {**state, "loop": self._loop, "values": self._after}
+            self._restore(state)
+        except CheckpointError:
+            if self.has_all_frames:
+                raise
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        try:
             self._apply(state)
             self.drawn = Unpacker(self._known, torch.device("cpu")).unpack(state["drawn"])
-            self._loaded = state if self._after is None else None
         except _MALFORMED as error:
             raise CheckpointError(
                 f"restoring what the program had changed before the checkpoint raised {error!r}: "

@@ -162,7 +162,7 @@ def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset
     at = {each.offset: index for index, each in enumerate(instructions)}
     bytecode: Any = dis.Bytecode(code)
     handlers = bytecode.exception_entries  # no instruction jumps there
-    live, are_set = set[str](), set[str]()
+    live, are_set, outer = set[str](), set[str](), _read_outside(code)
     # The frame may be at an instruction's caches, which are not listed.
     here = max((offset for offset in at if offset <= lasti), default=0)
     waiting = [(at[here], frozenset[str]())]
@@ -189,6 +189,7 @@ def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset
                 if each.opname.startswith("JUMP") and "IF" not in each.opname:
                     break
             if each.opname in _ENDS:
+                live |= outer - written
                 break
             index += 1
     return frozenset(live | _read_by_inner(code)), frozenset(are_set)
@@ -227,6 +228,15 @@ def _variables_in(each: dis.Instruction) -> Iterator[tuple[str, bool]]:
     names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
     for use, name in zip(uses, names, strict=False):
         yield name, use == "LOAD"
+
+
+def _read_outside(code: CodeType) -> frozenset[str]:
+    """Return the names of variables that code shares with outer functions, or sets in its module.
+
+    Others may read them once it has ended.
+    """
+    each = dis.get_instructions(code)
+    return frozenset({*code.co_freevars, *(i.argval for i in each if i.opname == "STORE_GLOBAL")})
 
 
 def _read_by_inner(code: CodeType) -> set[str]:

@@ -15,7 +15,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, final
 
@@ -36,11 +36,12 @@ from unisono.training.first_steps import LabelCounts
 from unisono.training.fit_totals import FitTotals
 from unisono.training.growth import Growth
 from unisono.training.identity import environment_facts, identity
-from unisono.training.loop import as_it_was, begin_loop
+from unisono.training.loop import begin_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.out_of_memory import MemoryWatch
 from unisono.training.pace import Pace
 from unisono.training.rehearsals import Rehearsals
+from unisono.training.restored import as_it_was
 from unisono.training.run import Run, context_of
 from unisono.training.run_context import Observer
 from unisono.training.schedule import Conclusions, Drawn, ScheduleUnderWay, Validation
@@ -341,7 +342,7 @@ class FitUnderWay(Observer):
             self._kept_step = self._context.checkpoints.kept_step
         if self._has_memory:
             self._memory.begin()
-        with as_it_was(self._context):
+        with as_it_was(self._context) if self.own_callbacks else nullcontext():
             self._callbacks.call("on_begin", self)
         self._context.has_begun()
         self._conclusions.draw_left()

@@ -16,46 +16,29 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from unisono.data.data_reading import is_stream, length_of
-from unisono.data.epoch_order import EpochOrder, KeptOrder
+from unisono.data.data_reading import length_of
 from unisono.data.fetch import Fetch
 from unisono.data.loader import Loader
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, divides_state
 from unisono.engine.exchange.exchange import Exchange
 from unisono.engine.state.contents import check_contents
-from unisono.engine.state.optimizer_state import (
-    group_options,
-    optimizers_as_objects,
-    tensors_of,
-)
 from unisono.engine.state.optimizers import kind_of, optimizers_of
-from unisono.engine.state.saved import apply_groups
 from unisono.engine.step.closure_engine import ClosureEngine
 from unisono.engine.step.combined_buffers import ways_of
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.records import PhaseTimers
 from unisono.programs.forked import ForkedCopy
 from unisono.programs.generators import OwnGenerators
-from unisono.programs.kept import KEY, KeptProgram
-from unisono.programs.live import (
-    frames_of_loop,
-    has_stored,
-    is_looped_over,
-    iterators_around,
-    takers_of,
-    takes_in_a_loop,
-)
-from unisono.programs.walk import LONG, VISITED_AT_MOST, is_of_program, programs_own
+from unisono.programs.live import is_looped_over
 from unisono.runtime.device import num_threads
 from unisono.runtime.forbidden import collectives_watched
 from unisono.runtime.training_progress import now
@@ -69,7 +52,6 @@ from unisono.training.boundary import Boundary
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
 from unisono.training.failures import forget_left_by, raise_as_left
 from unisono.training.first_steps import single_samples_refused
-from unisono.training.growth import report_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.model_placement import check_split_before, place_on
 from unisono.training.open_loop import OpenLoop
@@ -79,17 +61,11 @@ from unisono.training.run_context import Observer, RunContext
 from unisono.training.sample_planning import no_epochs
 from unisono.training.sampler_order import begin_epoch, check_order
 from unisono.training.start import report_over, start
-from unisono.training.step import AT_FIRST, Step, is_due
+from unisono.training.step import AT_FIRST, Step
+from unisono.training.step_takers import LOOKED_AT_LOOPS, StepTakers
 from unisono.training.step_variants import AlternatingStep, ClosureStep
+from unisono.training.watched_program import watch_program
 
-_LOOKED_AT_LOOPS = 8  # of the program, in one place
-ORDER_KEY = "unisono.order"
-"""The key of an epoch's order in a run's state."""
-_UNSEEN = (
-    "the code that iterates over the steps may keep state that Unisono cannot see (a "
-    "comprehension, `reduce`, a recursive function), which starts over when the run resumes or a "
-    "worker is replaced: write `for step in run.steps(…):`, and keep state in variables"
-)
 _ANOTHER_LENGTH = (
     "the dataset had {:,} samples when the loop began and no longer has as many, but a loop keeps "
     "the number that it began with: train each size in a `fit` or loop of its own"
@@ -97,10 +73,6 @@ _ANOTHER_LENGTH = (
 _OUT_OF_ORDER = (
     "the steps of a loop must be taken before the run begins another loop, but another one has "
     "begun: call `run.steps` where its steps are taken, `for step in run.steps(…):`"
-)
-_COUNTED = (
-    "`{}` around the steps starts over when the run resumes or a worker is replaced: derive what "
-    "differs from step to step from `step.number`"
 )
 
 
@@ -124,7 +96,7 @@ def begin_loop(
         raise no_epochs("checkpoint")
     run.loss, run.functions, run.frame = loss, functions, frame
     run.observer = Observer() if observer is None else observer
-    _watch_program(run, plan, [] if frame is None else [frame])
+    watch_program(run, plan, [] if frame is None else [frame], are_all=frame is None)
     model, optimizer, device = run.kept.model, run.kept.optimizer, run.device
     check_split_before(model, device)
     if not device.is_host:
@@ -133,98 +105,35 @@ def begin_loop(
         place_on(model, optimizer, device)
     names = ("loss", "embed") if len(run.functions) == 2 else ()
     rehearsals = Rehearsals(run, dict(zip(names, run.functions, strict=False)))
-    is_due = run.num_loops < _LOOKED_AT_LOOPS or run.num_loops % _LOOKED_AT_LOOPS == 0
+    is_due = run.num_loops < LOOKED_AT_LOOPS or run.num_loops % LOOKED_AT_LOOPS == 0
     is_compared = is_due and bool(run.functions)  # others are compared in their steps
     start(run, plan, rehearsals.places if is_compared else None)
     itself: list[Callable[[], Any]] = []
-    asked_at = -1 if frame is None else frame.f_lasti
-    steps = steps_of(run, plan, plan.fetch(), itself, asked_at, run.num_loops)
+    takers = None if frame is None else StepTakers(run, frame, itself)
+    steps = steps_of(run, plan, plan.fetch(), takers, run.num_loops)
     if frame is None or not is_looped_over(frame):
         itself.append(weakref.ref(steps))
     return steps
 
 
-def _watch_program(run: RunContext, plan: LoopPlan, loops: Sequence[FrameType]) -> None:
-    """Register what the program may change between steps, so that it is saved with the run."""
-    between = optimizers_as_objects(run.kept.optimizer, of_torch=False)
-    between |= run.observer.own_callbacks
-    state = run.kept.state.items()
-    between |= {f"the schedule {key}": one for key, one in state if isinstance(one, LRScheduler)}
-    between["run.state"] = {k: one for k, one in state if not hasattr(one, "state_dict")}
-    runs = run.observer.runs_program_code or run.options.on_gradients is not None
-    if (len(between) > 1 or runs) and run.program_kept is None:
-        run.program_kept = KeptProgram(
-            run.kept.model, partial(tensors_of, run.kept.optimizer), run.kept.state
-        )
-    if isinstance(plan.samples.order_of, EpochOrder):
-        kept_order = run.kept.hidden.get(ORDER_KEY)
-        run.kept.hidden[ORDER_KEY] = KeptOrder(
-            plan.samples.order_of, lambda: run.kept.position.epoch
-        )
-        if isinstance(kept_order, Mapping):
-            plan.samples.order_of.adopt(kept_order)
-    else:
-        run.kept.hidden.pop(ORDER_KEY, None)
-    if run.program_kept is not None:
-        names = ("loss", "embed") if len(run.functions) == 2 else ()
-        passes = dict(zip(names, map(programs_own, run.functions), strict=False))
-        passes |= {"on_gradients": run.options.on_gradients, "model": run.kept.model}
-        passes |= {**plan.program, "sampler": plan.reading.sampler}
-        between |= optimizers_as_objects(run.kept.optimizer, of_torch=True)
-        # Each worker has read a stream up to a different place.
-        streams = filter(is_stream, [plan.reading.dataset])
-        themselves = set(_schedules_in(run.kept.state))
-        run.program_kept.watch(passes, between, loops, themselves, set(map(id, streams)))
-        if run.program_kept.is_cut:
-            run.say_once(
-                f"the program refers to more than {VISITED_AT_MOST:,} objects, or has some in a "
-                f"container of more than {LONG:,}: changes in those, and in objects farthest from "
-                f"the model, the loss and the dataset, are not saved with the run, so keep what "
-                f"changes in `run.state`"
-            )
-        # The run may have resumed without any.
-        kept, run.kept.hidden[KEY] = run.kept.hidden.get(KEY), run.program_kept
-        if isinstance(kept, Mapping):
-            run.program_kept.load_state_dict(kept)
-
-
-def _schedules_in(state: Any) -> Iterator[int]:
-    """Yield the ids of schedules, also of those within schedules, which save their attributes."""
-    for each in state.values() if isinstance(state, Mapping) else state:
-        if isinstance(each, LRScheduler):
-            yield id(each)
-            yield from _schedules_in(vars(each).get("_schedulers", ()))
-
-
 def steps_of(
-    run: RunContext,
-    plan: LoopPlan,
-    fetch: Fetch,
-    itself: Sequence[Callable[[], Any]],
-    asked_at: int,
-    number: int,
+    run: RunContext, plan: LoopPlan, fetch: Fetch, takers: StepTakers | None, number: int
 ) -> Generator[Step, None, None]:
     """Yield the steps of one loop. Collective: every rank uses every step, in the same order.
 
-    `itself` refers to this generator if iterators may be around it; `asked_at` is where the
-    program's frame stood before it; `number` is the loop's.
+    `takers` looks at the program's frames, if the loop is its own; `number` is the loop's.
     """
+    if takers is not None:
+        takers.find(sys._getframe(1))
     if run.is_over(plan.totals):
-        report_over(run, plan.totals)
-        if run.is_stopped:
-            plan.totals.note_left(run.kept.last, run.num_loops)
-        if run.checkpoints is not None and not (run.is_ahead or run.has_ended):
-            run.checkpoints.mark_idle(run.loop)
-        if run.is_ahead or plan.totals.were_left(run.kept.last, number):
-            raise_as_left(run.kept.last, number)
+        _pass_over(run, plan, takers, number)
         return
     if run.num_loops != number:
         raise RuntimeError(_OUT_OF_ORDER)
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
-    if (asking := run.frame) is not None:
-        run.frame = frames_of_loop(sys._getframe(1), asking)[-1]
-        run.takers = [one for one in takers_of(run.frame) if is_of_program(one)]
+    if takers is not None:
+        takers.watch(plan)
     entry = run.replicated_calls.enter_loop()
     if isinstance(entry, Passed):
         run.kept.apply_ended(entry, run.team)
@@ -248,20 +157,12 @@ def steps_of(
         if len(boundary.engine.optimizers) > 1:
             make_step = AlternatingStep
         rehearsals = Rehearsals(run, {}, reads=plan.program)
-        looks, has_begun, num_steps, consumers_then = 0, False, 0, list[FrameType]()
-        length = length_of(plan.reading.dataset)
+        num_steps, length = 0, length_of(plan.reading.dataset)
+        run.observer.begin()
+        if takers is not None:  # otherwise the observer calls has_begun
+            takers.begin(sys._getframe(1))
+            run.has_begun()
         while True:
-            if not has_begun:
-                run.observer.begin()
-                if run.frame is not None:  # otherwise the observer calls has_begun
-                    frames = [*frames_of_loop(sys._getframe(1), run.frame), *run.takers]
-                    # Variables may have been set since the program called `steps`.
-                    if frames != [asking] or has_stored(asking, asked_at):
-                        _watch_program(run, plan, frames)
-                    if _is_often_seen(run, sys._getframe(1)):
-                        looks = AT_FIRST
-                    run.has_begun()
-                has_begun = True
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
                 return
@@ -278,24 +179,12 @@ def steps_of(
             boundary.steps_per_epoch = samples.steps_per_epoch
             step = make_step(boundary, samples, loader, run.kept.position)
             # A trainer rehearses shards; in a custom loop one shard is yielded again.
-            if not run.functions and is_due(looks, step.number) and plan.samples.shards > 1:
-                looks += 1
+            if takers is not None and plan.samples.shards > 1 and takers.looks_at(step.number):
                 step.rehearse = rehearsals.of_body
             yield step
             num_steps += 1
-            if not run.functions:
-                consumer = sys._getframe(1)
-                consumers = [consumer, *takers_of(consumer)]
-                if consumers != consumers_then:
-                    if num_steps > 1 or not all(map(takes_in_a_loop, consumers)):
-                        run.say_once(_UNSEEN)
-                    consumers_then = consumers
-            if num_steps == 1 and not run.functions:
-                report_loop(run, step)
-                is_new = run.loops_seen[_place_of(consumer)] <= 1
-                # This is slow.
-                if is_new and itself and (around := iterators_around(itself[0]())):
-                    run.say_once(_COUNTED.format(around[0]))
+            if takers is not None:
+                takers.check(sys._getframe(1), step, is_first=num_steps == 1)
             if num_steps == AT_FIRST and is_worker():
                 keep_freed_memory()
             opened.check_is_inmost()
@@ -304,38 +193,19 @@ def steps_of(
                 boundary.undo_body()
 
 
-def _is_often_seen(run: RunContext, consumer: FrameType) -> bool:
-    """Count a loop of the program; return whether its first steps need not be looked at again.
-
-    Of many loops in one place, as in reinforcement learning, the first eight are looked at, and
-    every eighth after those.
-    """
-    run.loops_seen[_place_of(consumer)] += 1
-    number = run.loops_seen[_place_of(consumer)]
-    return number > _LOOKED_AT_LOOPS and number % _LOOKED_AT_LOOPS != 0
-
-
-def _place_of(consumer: FrameType) -> tuple[CodeType, int]:
-    return consumer.f_code, consumer.f_lasti
-
-
-@contextmanager
-def as_it_was(run: RunContext) -> Iterator[None]:
-    """Restore options and weights after a block, if the loop continues an earlier one."""
-    program, optimizer = run.program_kept, run.kept.optimizer
-    if program is None or not run.observer.own_callbacks or not program.is_continued(run.num_loops):
-        yield
-        return
-    groups, model = group_options(optimizer), run.kept.model
-    copies = [
-        (tensor, tensor._version, tensor.detach().clone())
-        for tensor in (*model.parameters(), *model.buffers())
-    ]
-    yield
-    apply_groups(groups, optimizer)
-    for tensor, version, copy in copies:
-        if tensor._version != version:
-            tensor.data.copy_(copy)
+def _pass_over(run: RunContext, plan: LoopPlan, takers: StepTakers | None, number: int) -> None:
+    """Do what follows a loop that has nothing left to do, such as one that an earlier start did."""
+    report_over(run, plan.totals)
+    if run.is_stopped:
+        plan.totals.note_left(run.kept.last, run.num_loops)
+    if run.checkpoints is not None and not (run.is_ahead or run.has_ended):
+        run.checkpoints.mark_idle(run.loop)
+    program = run.program_kept
+    if takers is not None and program is not None and program.is_continued(number):
+        takers.watch(plan)
+        run.has_begun()
+    if run.is_ahead or plan.totals.were_left(run.kept.last, number):
+        raise_as_left(run.kept.last, number)
 
 
 def _loader(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Loader:

@@ -1,0 +1,121 @@
+"""Who takes the steps of the program's own loop? Its frames, whose variables belong to the run.
+
+::
+
+    def watched(run):                          asks for the steps
+        yield from run.steps(…)
+    for step in watched(run):                  takes them
+        …
+
+One frame may do both. Which ones do is known once the first step is taken: only then is it known
+where the variables are that a loop leaves behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import CodeType, FrameType
+from typing import Any, final
+
+from unisono.programs.live import (
+    frames_of_loop,
+    has_stored,
+    is_looped_over,
+    iterators_around,
+    takers_of,
+    takes_in_a_loop,
+)
+from unisono.programs.walk import is_of_program
+from unisono.training.growth import report_loop
+from unisono.training.loop_plan import LoopPlan
+from unisono.training.restored import as_it_was
+from unisono.training.run_context import RunContext
+from unisono.training.step import AT_FIRST, Step, is_due
+from unisono.training.watched_program import watch_program
+
+LOOKED_AT_LOOPS = 8  # of the program, in one place
+_UNSEEN = (
+    "the code that iterates over the steps may keep state that Unisono cannot see (a "
+    "comprehension, `reduce`, a recursive function), which starts over when the run resumes or a "
+    "worker is replaced: write `for step in run.steps(…):`, and keep state in variables"
+)
+_COUNTED = (
+    "`{}` around the steps starts over when the run resumes or a worker is replaced: derive what "
+    "differs from step to step from `step.number`"
+)
+
+
+@final
+class StepTakers:
+    """The frames of the program that ask for the steps of one loop, and take them.
+
+    Args:
+        run: the loop's run.
+        asking: the frame that has asked for the steps.
+        itself: refers to the generator of the steps if iterators may be around it.
+    """
+
+    def __init__(
+        self, run: RunContext, asking: FrameType, itself: Sequence[Callable[[], Any]]
+    ) -> None:
+        self._run, self._itself = run, itself
+        self._asking, self._asked_at = asking, asking.f_lasti
+        self._frames, self._then = [asking], list[FrameType]()
+        self._num_looks = 0
+        self._until_taken = ExitStack()
+        if not is_looped_over(asking):
+            self._until_taken.enter_context(as_it_was(run))
+
+    def find(self, taking: FrameType) -> None:
+        """Find all frames, once one takes the first step."""
+        run = self._run
+        run.frame = frames_of_loop(taking, self._asking)[-1]
+        run.takers = [one for one in takers_of(run.frame) if is_of_program(one)]
+        self._frames = [*frames_of_loop(taking, run.frame), *run.takers]
+
+    def watch(self, plan: LoopPlan) -> None:
+        """Watch the variables of all frames, and undo what was done after the steps were asked for.
+
+        A loop that continues has the state from after that.
+        """
+        self._until_taken.close()
+        if self._frames != [self._asking] or has_stored(self._asking, self._asked_at):
+            watch_program(self._run, plan, self._frames, are_all=True)
+        elif self._run.program_kept is not None:
+            self._run.program_kept.has_all_frames = True
+
+    def begin(self, taking: FrameType) -> None:
+        """Count a loop of the program.
+
+        Of many loops in one place, as in reinforcement learning, the first steps of eight are
+        looked at, and those of every eighth after them.
+        """
+        seen, place = self._run.loops_seen, _place_of(taking)
+        seen[place] += 1
+        if seen[place] > LOOKED_AT_LOOPS and seen[place] % LOOKED_AT_LOOPS != 0:
+            self._num_looks = AT_FIRST
+
+    def looks_at(self, step: int) -> bool:
+        """Return whether a shard of a step is to be yielded again."""
+        is_looked_at = is_due(self._num_looks, step)
+        self._num_looks += is_looked_at
+        return is_looked_at
+
+    def check(self, taking: FrameType, step: Step, *, is_first: bool) -> None:
+        """Report what the code that has taken a step may keep where Unisono cannot see it."""
+        takers, run = [taking, *takers_of(taking)], self._run
+        if takers != self._then:
+            if not (is_first and all(map(takes_in_a_loop, takers))):
+                run.say_once(_UNSEEN)
+            self._then = takers
+        if is_first:
+            report_loop(run, step)
+            is_new = run.loops_seen[_place_of(taking)] <= 1
+            # This is slow.
+            if is_new and self._itself and (around := iterators_around(self._itself[0]())):
+                run.say_once(_COUNTED.format(around[0]))
+
+
+def _place_of(taking: FrameType) -> tuple[CodeType, int]:
+    return taking.f_code, taking.f_lasti
