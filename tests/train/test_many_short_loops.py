@@ -1,6 +1,7 @@
 """A program of many short loops collects its data between them, and resumes in the midst."""
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -133,3 +134,64 @@ def test_of_many_loops_in_one_place_a_few_are_looked_at_closely(monkeypatch):
 def test_a_loop_that_begins_to_count_late_is_refused(loop):
     with pytest.raises(RuntimeError, match="carries over from one shard to the next"):
         short_loops(counts_from_loop=loop)
+
+
+def limited(directory=None, stops_in=None, by_weights=False):
+    """Train in rounds that end by what their loops left; returns the digest and the rounds."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    options = {"directory": directory, "checkpoint": 1} if directory else {}
+    run = unisono.Run(model, torch.optim.Adam(model.parameters(), 1e-2), shards=2, **options)
+    data, found = TensorDataset(torch.randn(16, 4)), []
+    for number in range(1, 3 * LOOPS if by_weights else LOOPS + 1):
+        for _ in range(3):
+            total = 0.0
+            for step in run.steps(data, batch_size=8, epochs=run.position.epoch + 1):
+                with step:
+                    for (rows,) in step.shards:
+                        step.backward((model(rows) - number).pow(2).mean())
+                if stops_in == step.epoch and step.batch == 1:
+                    raise StoppedError
+                total += step.loss
+            with torch.no_grad():
+                now = int(1e6 * model.weight.abs().sum()) % 3 == 0
+            if now if by_weights else int(1000 * (step.means["loss"] + total)) % 2:
+                break
+        found.append((number, step.number))
+    return run.digest(), found
+
+
+@promise("conditions.1")
+def test_what_older_loops_left_in_variables_is_there_without_what_they_ended_with(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run_directory, "_ENDS_BYTES", 0)  # as of a large model
+    with pytest.raises(StoppedError):
+        limited(tmp_path, stops_in=20)
+    assert limited(tmp_path) == limited()
+    assert len(list((tmp_path / "checkpoints").glob("ended-*"))) > 8
+
+
+@promise("conditions.1")
+@pytest.mark.parametrize("loop", [20, 24])
+def test_a_course_that_follows_from_newer_weights_is_reported(tmp_path, monkeypatch, capsys, loop):
+    monkeypatch.setattr(run_directory, "_ENDS_BYTES", 0)  # as of a large model
+    with pytest.raises(StoppedError):
+        limited(tmp_path, stops_in=loop, by_weights=True)
+    capsys.readouterr()
+    with contextlib.suppress(CheckpointError):
+        limited(tmp_path, by_weights=True)
+    said = capsys.readouterr().err
+    assert said.count("the program must take the same course again") == 1
+    assert re.search(r"loop number \d+ `\w+` \(limited\) is \d+ and was \d+ before", said)
+
+
+def test_only_as_many_reduced_ends_stay_as_their_number_and_size_allow(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_directory, "_ENDS_BYTES", 0)
+    monkeypatch.setattr(run_directory, "_REDUCED_AT_MOST", 5)
+    phases(tmp_path)
+    left = sorted(one.name for one in (tmp_path / "checkpoints").glob("ended-*"))
+    assert left == [f"ended-{3 * loop:012}" for loop in range(3, 8)]
+    assert {one.name for one in (tmp_path / "checkpoints" / left[0]).iterdir()} == {
+        *("run.json", "commit.json", "end-of-loop")
+    }

@@ -202,9 +202,14 @@ class KeptProgram:
             if change.holder.kind in _GROW and not {*change.slots} <= {*known}:
                 self._stored.add((*identity, _MORE))
 
+    @property
+    def loaded_loop(self) -> int | None:
+        """The number of the loop whose state was loaded and not yet restored in it, or None."""
+        return None if self._loaded is None else int(self._loaded["loop"])
+
     def is_continued(self, loop: int) -> bool:
         """Return whether the loop of this number had begun before, in another process."""
-        return self._loaded is not None and self._loaded["loop"] == loop
+        return self.loaded_loop == loop
 
     def has_begun(self, loop: int, drawn_now: Callable[[], Any], team: Team | None) -> Any:
         """Undo what `on_begin` has reset, if the loop of this number had begun before.
@@ -215,7 +220,9 @@ class KeptProgram:
         """
         drawn, values = None, None if team is None else self.compare(team)
         if self._loaded is not None and self.is_continued(loop):
-            self._restore(self._loaded)
+            # What has lost its tensors helps the program to take the same course, no more.
+            with suppress(*[CheckpointError] * ("lost" in self._loaded)):
+                self._restore(self._loaded)
             drawn, values = self.drawn, None
         self._loaded, self._loop, self._drawn_now = None, loop, drawn_now
         changed = self._changed() if values is None else values
@@ -264,7 +271,8 @@ class KeptProgram:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         try:
-            self._apply(state)
+            lost = {*state.get("lost", ())}
+            self._apply(state, lambda key: key not in lost)
             self.drawn = Unpacker(self._known, torch.device("cpu")).unpack(state["drawn"])
         except _MALFORMED as error:
             raise CheckpointError(

@@ -23,10 +23,17 @@ from typing import Any, final
 
 from unisono.engine.exchange.snapshots import Snapshots
 from unisono.engine.state.run_state import Position
-from unisono.engine.state.saved import CheckpointData
+from unisono.engine.state.saved import CheckpointData, facts_in
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
-from unisono.runtime.checkpoint.folder import digest_of_state, read_folder
+from unisono.programs.kept import KEY
+from unisono.programs.reduced import without_tensors
+from unisono.runtime.checkpoint.folder import (
+    RUN_FILE,
+    digest_of_state,
+    read_folder,
+    read_run_file,
+)
 from unisono.runtime.checkpoint.remote import await_answer, local_folder, url_of
 from unisono.runtime.checkpoint.run_directory import (
     ENDED,
@@ -65,6 +72,8 @@ class FoundCheckpoint:
     is_later: bool = False  # and whether a later loop made it
     has_ended: bool = False  # whether that loop made it when it ended
     was_passed: bool = False  # whether the program left that loop there, and began another
+    # what is left of the end of a loop that is no longer kept: position, `last`, `program`
+    left: Mapping[str, Any] | None = None
 
 
 @final
@@ -199,8 +208,13 @@ class Checkpoints:
                     f"continues from it"
                 )
             self._ahead = snapshot, entry, []
-            newest = FoundCheckpoint(str(entry.path), snapshot, is_ahead=True, is_later=True)
-            return self._end_of_loop(end, loop) or newest
+            return self._end_of_loop(end, loop) or FoundCheckpoint(
+                str(entry.path),
+                snapshot,
+                is_ahead=True,
+                is_later=True,
+                left=self._left_of_end(loop, at_most[RUN_FILE]),
+            )
         self._ahead = None
         fits(snapshot)
         for warning in compare(
@@ -244,6 +258,15 @@ class Checkpoints:
             f"the final state of this call {trouble}: until the call that resumes, the program "
             f"sees the newest weights, also where it evaluates or saves them"
         )
+        return None
+
+    def _left_of_end(self, loop: str, at_most: int) -> Mapping[str, Any] | None:
+        """Return what the program had when a loop ended, without tensors; None if not kept."""
+        with suppress(CheckpointError, OSError):
+            if (path := self._run_directory.reduced_end_of(loop)) is not None:
+                facts = facts_in(read_run_file(path, at_most))
+                program = without_tensors(facts["state"].get(KEY))
+                return {"position": facts["position"], "last": facts["last"], "program": program}
         return None
 
     def mark_passed(self) -> None:

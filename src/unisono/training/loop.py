@@ -50,6 +50,7 @@ from unisono.runtime.workers.supervisor import is_worker
 from unisono.runtime.world import threads_per_worker
 from unisono.training.boundary import Boundary
 from unisono.training.computing import deterministic_kernels, every_shape_compiled
+from unisono.training.course import COURSE, note_course
 from unisono.training.failures import forget_left_by, raise_as_left
 from unisono.training.first_steps import single_samples_refused
 from unisono.training.loop_plan import LoopPlan
@@ -107,7 +108,10 @@ def begin_loop(
     rehearsals = Rehearsals(run, dict(zip(names, run.functions, strict=False)))
     is_due = run.num_loops < LOOKED_AT_LOOPS or run.num_loops % LOOKED_AT_LOOPS == 0
     is_compared = is_due and bool(run.functions)  # others are compared in their steps
+    note_course(run, sys._getframe(1))
     start(run, plan, rehearsals.places if is_compared else None)
+    if not run.is_ahead:
+        run.kept.last[COURSE] = run.course
     itself: list[Callable[[], Any]] = []
     takers = None if frame is None else StepTakers(run, frame, itself)
     steps = steps_of(run, plan, plan.fetch(), takers, run.num_loops)

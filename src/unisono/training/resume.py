@@ -27,6 +27,7 @@ from typing import Any
 from unisono.engine.exchange.choice import chosen
 from unisono.engine.exchange.shared_copy import SharedCopy
 from unisono.engine.state.optimizers import is_elementwise
+from unisono.engine.state.packing import unpacked_state
 from unisono.engine.state.saved import CheckpointData, bytes_at_most, check_fits
 from unisono.errors import CheckpointError
 from unisono.programs.hashes import hashed
@@ -35,6 +36,7 @@ from unisono.runtime.checkpoint.run_directory import name_of
 from unisono.runtime.launch.cell import in_notebook
 from unisono.runtime.workers.team import Team
 from unisono.training.checkpoints import Checkpoints, FoundCheckpoint
+from unisono.training.course import COURSE, other_course
 from unisono.training.failures import share_outcome
 from unisono.training.first_loss import (
     FIRST_LOSS,
@@ -90,6 +92,8 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         snapshot = None if found is None else found.snapshot
         # Before the state is restored, which undoes what callbacks had changed in the dataset.
         here = None if is_ahead else _data_here(run, plan)
+        if checkpoints.misses_end and (left := answer["left"] or (not is_ahead and answer)):
+            _report_course(run, left["last"].get(COURSE))
         _put_back(run, checkpoints, answer, snapshot, is_ahead=is_ahead)
         run.has_ended = answer["has_ended"]
         if answer["was_passed"]:
@@ -100,6 +104,8 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         )
         if not is_ahead:
             run.plan = plan.samples
+            if checkpoints.misses_end:
+                _check_loop(run)
             if here is not None or run.program_kept is None:
                 _check_data(run, answer["data"], here or _data_here(run, plan))
     run.is_ahead, run.has_resumed = is_ahead, not is_ahead
@@ -193,7 +199,8 @@ def _find(
     answer |= {name: facts[name] for name in ("position", "last")}
     held = {name: file.place for name, file in found.snapshot.files.items()}
     answer |= {"path": found.path, "is_ahead": found.is_ahead, "held": held}
-    answer |= {name: getattr(found, name) for name in ("is_later", "has_ended", "was_passed")}
+    told = ("is_later", "has_ended", "was_passed", "left")
+    answer |= {name: getattr(found, name) for name in told}
     answer["data"] = {name: facts["identity"].get(name) for name in (SAMPLES, LENGTH)}
     shards = facts["identity"].get("shards")
     return answer | {"shards": shards if type(shards) is int else plan.samples.shards}, found
@@ -229,6 +236,34 @@ def _put_back(
         if answer["is_later"]:
             hidden.pop(KEY, None)
             hidden |= {} if ours is None else {KEY: ours}
+            if (left := answer["left"]) is not None:
+                run.kept.position.move_to(**left["position"])
+                run.kept.last = left["last"]
+                if run.program_kept is not None and left["program"] is not None:
+                    program = unpacked_state({KEY: left["program"]}, {})
+                    run.program_kept.load_state_dict(program[KEY])
+
+
+def _report_course(run: RunContext, counts: Any) -> None:
+    """Report, once, a count of the program that differs from those in the checkpoint."""
+    if COURSE in run.told or not isinstance(counts, Mapping):
+        return
+    if line := other_course(run, counts):
+        run.told.add(COURSE)
+        run.say_once(line)
+
+
+def _check_loop(run: RunContext) -> None:
+    """Raise CheckpointError if the checkpoint is of another loop of the program."""
+    then = None if run.program_kept is None else run.program_kept.loaded_loop
+    if then is not None and then != run.num_loops:
+        raise CheckpointError(
+            f"a program that resumes must take the same course again, but its checkpoint is of its "
+            f"loop number {then}, and it has come there in number {run.num_loops}, as it saw the "
+            f"newest weights after older loops: let the number of loops depend on values that "
+            f"these loops leave in variables, not on the weights; or begin again with "
+            f'`Checkpoint(keep=1000, resume="never")`, which keeps what a thousand loops end with.'
+        )
 
 
 _FROM_LATER_WEIGHTS = (

@@ -89,6 +89,9 @@ class RunContext:
     has_ended: bool = False  # the newest loop ended in an earlier process of this program
     program_kept: KeptProgram | None = None  # what the program changes between steps
     num_loops: int = 0  # that the program has reached
+    # counts of the program: as they were first seen, and those that differ in the newest loop
+    first_counts: dict[str, int] = field(default_factory=dict)
+    course: dict[str, int] = field(default_factory=dict)
     loop: str = ""  # identifies the newest loop across restarts
     goes_on: bool = False  # `unisono.Run.go_on` was called after the last stop
     are_mixed: bool | None = None  # whether devices compute different bits; None before a loop

@@ -58,20 +58,31 @@ class CheckpointData:
     @classmethod
     def from_files(cls, files: Mapping[str, Sealed]) -> CheckpointData:
         """Read a checkpoint from its three files; raise CheckpointError if one is malformed."""
+        facts = facts_in(files[RUN_FILE])
         try:
-            facts = json.loads(b"".join(files[RUN_FILE]))
             tensors = read_tensors(files[MODEL_FILE])
             others = read_tensors(files[OPTIMIZER_FILE])
         except Exception as error:
-            raise CheckpointError(
-                f"its files must have their formats, but: {shown(error)}."
-            ) from None
-        if isinstance(facts, dict):
-            facts = {name: {} for name in _OPTIONAL} | facts
-        _check_facts(facts)
+            raise _malformed(error) from None
         for name in facts["strides"].keys() & others.keys():
             others[name] = _laid_out(name, others[name], facts["strides"][name])
         return cls(tensors, others, facts, files)
+
+
+def facts_in(file: Sealed) -> dict[str, Any]:
+    """Return the facts of a checkpoint's run file; raise CheckpointError if it is malformed."""
+    try:
+        facts = json.loads(b"".join(file))
+    except Exception as error:
+        raise _malformed(error) from None
+    if isinstance(facts, dict):
+        facts = {name: {} for name in _OPTIONAL} | facts
+    _check_facts(facts)
+    return dict(facts)
+
+
+def _malformed(error: Exception) -> CheckpointError:
+    return CheckpointError(f"its files must have their formats, but: {shown(error)}.")
 
 
 def read_tensors(file: Sealed) -> dict[str, torch.Tensor]:

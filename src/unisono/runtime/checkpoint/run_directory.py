@@ -2,6 +2,8 @@
 
 A checkpoint that a loop over steps ended with has a mark in its folder that names the loop. A
 restarted program repeats what it does between two loops, starting from the state that it had there.
+Of older loops only ``ended-000000000812/`` is left: the variables and objects of the program, by
+which it takes the same course again, but no tensors.
 
 Only one job at a time writes to a run directory: the job locks it. The kernel releases the lock
 when the process that holds it ends; only an empty file is left over. NFS and Lustre keep the lock
@@ -26,6 +28,9 @@ from typing import TypeVar, final
 
 from unisono.errors import CheckpointError, NotPlainFileError
 from unisono.runtime.checkpoint.folder import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RUN_FILE,
     Content,
     ForbiddenError,
     TooLargeError,
@@ -40,12 +45,14 @@ from unisono.runtime.procfs import holder_of, started_at
 
 Contents = TypeVar("Contents")
 
-_NAME = re.compile(r"step-(\d{12})")
+_CHECKPOINT, _REDUCED = "step-", "ended-"
+_DIGITS = re.compile(r"\d{12}")
 END_MARK, END_MARK_BYTES_AT_MOST = "end-of-loop", 1 << 16
 _LOCK_FILE = ".lock"
 _FORKS_LET_GO_WITHIN_S = 2.0
 _ENDS_AT_LEAST, _ENDS_AT_MOST = 8, 256  # ends of loops that are kept besides the newest checkpoints
 _ENDS_BYTES = 128 << 20  # of all of them, if there are more than the minimum
+_REDUCED_AT_MOST, _REDUCED_BYTES = 4096, 64 << 20  # the same without tensors
 # How a loop can end: completed, left early, left early before another one began, without a step.
 ENDED, LEFT, PASSED, IDLE = "ended ", "left ", "passed ", "idle "
 
@@ -97,8 +104,9 @@ class RunDirectory:
             shutil.rmtree(unfinished, ignore_errors=True)
         path = self.path_of(step)
         write_folder(path, files)
-        for old in outdated(self.ends(), self._keep, ends_at_most(path)):
-            self._remove(old)
+        ends = self.ends()
+        for old in outdated(ends, self._keep, ends_at_most(path)):
+            (self._reduce if ends[old] else self._remove)(old)
         return path
 
     def _remove(self, step: int) -> None:
@@ -107,6 +115,18 @@ class RunDirectory:
         with suppress(OSError):
             self.path_of(step).rename(unfinished)
         shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _reduce(self, step: int) -> None:
+        """Leave only what the program had when a loop ended, and forget the oldest of these."""
+        unfinished, left = self.folder / f".{name_of(step)}.part", self._left_of(step)
+        with suppress(OSError):
+            self.path_of(step).rename(unfinished)
+            for name in (MODEL_FILE, OPTIMIZER_FILE):
+                (unfinished / name).unlink()
+            unfinished.rename(left)
+            num_kept = min(_REDUCED_AT_MOST, _REDUCED_BYTES // (left / RUN_FILE).stat().st_size)
+            for _, path in self._found(_REDUCED)[:-num_kept] if num_kept else ():
+                shutil.rmtree(path, ignore_errors=True)
 
     def ends(self) -> dict[int, str]:
         """Return, by step, which loops ended with each checkpoint, a line for each."""
@@ -127,6 +147,12 @@ class RunDirectory:
         found = [path for at, path in self._found() if at < step and ends & {*_marks_in(path)}]
         return found[-1] if found else None
 
+    def reduced_end_of(self, loop: str) -> Path | None:
+        """Return what is left of the checkpoint that a loop ended with, without its tensors."""
+        ends = {how + loop for how in (ENDED, PASSED, IDLE)}
+        found = [path for _, path in self._found(_REDUCED) if ends & {*_marks_in(path)}]
+        return found[-1] if found else None
+
     def mark_passed(self, step: int) -> None:
         """Record that the program has begun another loop after it left one early."""
         marks = self.marks(step)
@@ -143,10 +169,11 @@ class RunDirectory:
 
     def set_aside(self, step: int) -> list[str]:
         """Rename checkpoints of later steps than `step`: they do not belong to this run's past."""
-        later = [path for number, path in self._found() if number > step]
+        found = [*self._found(), *self._found(_REDUCED)]
+        later = [path for number, path in found if number > step]
         for path in later:
             rename_aside(path)
-        return [path.name for path in later]
+        return [path.name for path in later if path.name.startswith(_CHECKPOINT)]
 
     def newest(
         self,
@@ -177,6 +204,9 @@ class RunDirectory:
         """Return the folder of a checkpoint."""
         return self.folder / name_of(step)
 
+    def _left_of(self, step: int) -> Path:
+        return self.folder / f"{_REDUCED}{step:012}"
+
     def _check_no_link(self) -> None:
         """Raise if the folder of checkpoints is a link: it may be another run's."""
         if self.folder.is_symlink():
@@ -185,14 +215,14 @@ class RunDirectory:
                 f"another run's: pass the folder itself as `directory`, or let that be the link."
             )
 
-    def _found(self) -> list[tuple[int, Path]]:
+    def _found(self, prefix: str = _CHECKPOINT) -> list[tuple[int, Path]]:
         """Return the folders that are named like checkpoints, oldest first, without links."""
         self._check_no_link()
         try:
             children = list(self.folder.iterdir())
         except FileNotFoundError:
             return []
-        named = [(step_of(child.name), child) for child in children]
+        named = [(_number_in(child.name, prefix), child) for child in children]
         return sorted(
             (step, child) for step, child in named if step is not None and _is_checkpoint(child)
         )
@@ -200,13 +230,17 @@ class RunDirectory:
 
 def name_of(step: int) -> str:
     """Return the name of a checkpoint's folder."""
-    return f"step-{step:012}"
+    return f"{_CHECKPOINT}{step:012}"
 
 
 def step_of(name: str) -> int | None:
     """Return the step in the name of a checkpoint's folder; None for any other name."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return _number_in(name, _CHECKPOINT)
+
+
+def _number_in(name: str, prefix: str) -> int | None:
+    digits = name.removeprefix(prefix)
+    return int(digits) if digits != name and _DIGITS.fullmatch(digits) else None
 
 
 def rename_aside(path: Path) -> None:
