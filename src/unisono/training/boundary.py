@@ -41,6 +41,7 @@ class BoundaryTasks(enum.IntFlag):
     SNAPSHOT = 1
     CHECKPOINT = 2
     STOP = 4
+    ADMIT = 8  # replacements, before another loop begins if there is no next step
 
 
 _LEFT_UNDONE = (
@@ -125,6 +126,11 @@ class Boundary:
             return False
         return True
 
+    @property
+    def admits(self) -> bool:
+        """Whether replacements may wait to join, as they do between two steps of one loop."""
+        return bool(self._planned & BoundaryTasks.ADMIT)
+
     def roll_back(self) -> None:
         """Return to the newest snapshot, because a worker was lost during an update."""
         self.engine.between.roll_back()
@@ -201,6 +207,8 @@ class Boundary:
             due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
             if self._ends_here or len(self._team.hosts) > 1:  # launchers of hosts cannot write
                 due |= BoundaryTasks.CHECKPOINT
+            elif not self._team.is_ended_by:
+                due |= BoundaryTasks.ADMIT
         if due:
             self._wait_for_disk()
         elif self._recovers and time.monotonic() >= self._next_at_s:
