@@ -255,8 +255,11 @@ def test_a_sampler_stays_within_an_epoch():
         for batch in step.shards:
             step.backward(augmenting.loss_of(trainer.run.model, batch))
     steps.close()
-    with pytest.raises(ValueError, match="`sampler` must stay within an epoch"):
+    with pytest.raises(ValueError, match="`sampler` must stay within an epoch") as raised:
         trainer.run.steps(augmenting.Noisy(), batch_size=10, epochs=1)
+    assert "weighted' and is None, after 1 steps of epoch 0" in str(raised.value)
+    assert "`seed`" not in str(raised.value)
+    assert "finish the epoch first, with `epochs=1` instead of `steps`" in str(raised.value)
 
 
 # Several workers

@@ -87,7 +87,8 @@ class SamplePlan:
             raise ValueError(
                 f"`batch_size` is the global batch and must be at least `shards` "
                 f"({self.shards}), but is {self.batch_size}: pass `batch_size={self.shards}` or "
-                f"more, or `shards={max(1, self.batch_size)}`."
+                f"more, even for a dataset with fewer samples, or "
+                f"`shards={max(1, self.batch_size)}`."
             )
         if self.batch_size % self.groups or self.batch_size < self.shards * self.groups:
             fitting = self.groups * max(self.shards, round(self.batch_size / self.groups))

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from unisono.data.data_reading import length_of
 from unisono.data.fingerprint import REMEDY
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, check_devices
 from unisono.engine.state.contents import digest_of, signature
+from unisono.engine.state.run_state import Position
 from unisono.engine.state.saved import describe_modes
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign, default_shards
@@ -64,11 +66,7 @@ def start(run: RunContext, plan: LoopPlan, places: Places | None) -> None:
     _check_trainable(run)
     position = run.kept.position
     if position.batch and plan.samples != run.plan and not run.is_ahead:
-        raise ValueError(
-            f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
-            f"an epoch, but were {run.plan} and are {plan.samples}, after {position.batch} "
-            f"steps of epoch {position.epoch}: finish the epoch first."
-        )
+        raise _changed_within_epoch(run.plan, plan.samples, position)
     if not run.is_ahead:
         run.plan = plan.samples
         if run.checkpoints is not None:
@@ -92,6 +90,20 @@ def start(run: RunContext, plan: LoopPlan, places: Places | None) -> None:
         )
     payload = run.replicated_calls.together("start of a loop", lambda: _agree(run, plan, places))
     run.are_mixed = bool(payload)
+
+
+def _changed_within_epoch(
+    then: SamplePlan | None, now: SamplePlan, position: Position
+) -> ValueError:
+    names = [each.name for each in fields(now) if each.compare]
+    pairs = {name: (getattr(then, name, None), getattr(now, name)) for name in names}
+    changes = [f"`{name}` was {a!r} and is {b!r}" for name, (a, b) in pairs.items() if a != b]
+    return ValueError(
+        f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within an "
+        f"epoch, but {', '.join(changes)}, after {position.batch} steps of epoch {position.epoch}: "
+        f"finish the epoch first, with `epochs={position.epoch + 1}` instead of `steps`; a "
+        f"`sampler` of k indices, such as `RandomSampler(data, num_samples=k)`, makes it shorter."
+    )
 
 
 def _check_trainable(run: RunContext) -> None:
