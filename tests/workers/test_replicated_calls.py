@@ -4,12 +4,14 @@ import pytest
 from tests.promises import promise
 from tests.workers.fake_launcher import Death, Job
 
+from unisono.errors import PeerLostError
 from unisono.runtime.workers.context import context
 from unisono.runtime.workers.control_block import ControlBlock
 from unisono.runtime.workers.launcher_messages import (
     LOOP,
     LoopBegan,
     NoRecovery,
+    Passed,
     ReplicatedResult,
 )
 from unisono.runtime.workers.replicated_calls import ReplicatedCalls
@@ -69,17 +71,31 @@ def test_a_loop_that_is_left_before_its_end_gives_up_recovery():
     ]
 
 
-@promise("where-it-ends.3")
-def test_an_exception_outside_of_loops_gives_up_recovery():
+def raises(error):
+    raise error
+
+
+@promise("conditions.1")
+def test_an_exception_outside_of_loops_is_the_outcome_of_its_call(monkeypatch):
     replicated_calls, host = recorded()
-
-    def fail():
-        raise ValueError("as on every worker")
-
     with pytest.raises(ValueError, match="as on every worker"):
-        replicated_calls.together("it", fail)
-    assert replicated_calls.index == 0
-    assert host.told == [NoRecovery("an exception was raised outside of a loop")]
+        replicated_calls.together("it", lambda: raises(ValueError("as on every worker")))
+    assert replicated_calls.index == 1
+    (outcome,) = host.told
+    replicated_calls, host = recorded()
+    monkeypatch.setattr(replicated_calls, "is_behind", True)
+    monkeypatch.setattr(host, "catch_up", lambda *_: Passed(outcome.payload), raising=False)
+    with pytest.raises(ValueError, match="as on every worker"):
+        replicated_calls.together("it", lambda: raises(AssertionError("is not made again")))
+    assert (replicated_calls.index, host.told) == (1, [])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), PeerLostError("gone", rank=1)])
+def test_an_exception_that_not_all_workers_raise_gives_up_recovery(error):
+    replicated_calls, host = recorded()
+    with pytest.raises(type(error)):
+        replicated_calls.together("it", lambda: raises(error))
+    assert isinstance(host.told[0], NoRecovery)
 
 
 def test_an_exception_inside_of_a_loop_is_the_loops_own_business():

@@ -102,6 +102,10 @@ class Boundary:
         self.is_between_steps = self._is_undone = False
         self._team.note_step(step)
 
+    def abandon_step(self) -> None:
+        """Record that a step was left before anything had changed."""
+        self.is_between_steps = True
+
     def plan_next(self) -> None:
         """Publish what must be done after this step; only the leader's plan counts."""
         self._team.plan(self._kept.position.step + 1, self._due_next())

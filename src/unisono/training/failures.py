@@ -1,21 +1,18 @@
 """How exceptions are reported: with their step and shard, and to the other workers.
 
 What one worker raises outside of steps, all raise, so a program that catches it continues the same
-way on every worker. The name, the message and what JSON holds of the arguments and attributes are
-sent, never the object. The others create one of the same class, which their program also has.
+way on every worker.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unisono.runtime.notices import add_note, text_of
+from unisono.runtime.described import described, like
+from unisono.runtime.notices import add_note
 from unisono.training.hints import hint_for
 
 _SAMPLES_AT_MOST = 8
@@ -33,25 +30,9 @@ def failure(error: BaseException, rank: int) -> bytes:
     return json.dumps(told).encode()
 
 
-def described(error: BaseException) -> dict[str, Any]:
-    """Return a description of an exception and its cause, as JSON values."""
-    causes = {"cause": error.__cause__} if error.__cause__ is not None else {}
-    return _described(error) | {name: _described(cause) for name, cause in causes.items()}
-
-
 def raised(told: bytes) -> BaseException:
     """Return an exception like the one that another worker has described."""
     return like(json.loads(told))
-
-
-def like(said: Mapping[str, Any]) -> BaseException:
-    """Return an exception like one that was :func:`described`."""
-    error = _created(said)
-    if "cause" in said:
-        error.__cause__ = _created(said["cause"])
-    if "note" in said:
-        add_note(error, said["note"])
-    return error
 
 
 def note_left_by(last: dict[str, Any], loop: int, error: BaseException) -> None:
@@ -77,34 +58,6 @@ def raise_as_left(last: Mapping[str, Any], loop: int) -> None:
     for told, first, newest in last.get(_LEFT_BY, ()):
         if first <= loop <= newest:
             raise like(told)
-
-
-def _described(error: BaseException) -> dict[str, Any]:
-    kind, text = type(error), text_of(error)
-    fields = {name: one for name, one in vars(error).items() if name[:2] != "__" and _is_json(one)}
-    told = {"module": kind.__module__, "name": kind.__qualname__, "text": text, "fields": fields}
-    if isinstance(error, BaseExceptionGroup):
-        return told | {"args": [error.message], "members": [*map(described, error.exceptions)]}
-    return told | {"args": [*error.args] if _is_json([*error.args]) else [text]}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value)) == value)
-    except Exception:  # the program's objects may raise anything
-        return False
-
-
-def _created(said: Mapping[str, Any]) -> BaseException:
-    kind = getattr(sys.modules.get(said["module"]), said["name"], None)
-    members = [[*map(like, said["members"])]] if "members" in said else []
-    if isinstance(kind, type) and issubclass(kind, BaseException):
-        for make in (kind, functools.partial(kind.__new__, kind)):  # its own may take others
-            with contextlib.suppress(Exception):
-                error: BaseException = make(*said["args"], *members)
-                vars(error).update(said["fields"])
-                return error
-    return RuntimeError(f"{said['name']}: {said['text']}")
 
 
 def share_outcome(

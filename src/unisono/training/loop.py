@@ -188,7 +188,12 @@ def steps_of(
             # A trainer rehearses shards; in a custom loop one shard is yielded again.
             if takers is not None and plan.samples.shards > 1 and takers.looks_at(step.number):
                 step.rehearse = rehearsals.of_body
-            yield step
+            try:
+                yield step
+            except GeneratorExit:
+                if takers is not None:
+                    takers.note_left(sys._getframe(1))
+                raise
             num_steps += 1
             if takers is not None:
                 takers.check(sys._getframe(1), step, is_first=num_steps == 1)

@@ -77,6 +77,7 @@ class Step(DoneStep):
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
         self._entered = self._is_finished = self.is_gathered = False
         self._kept: dict[int, Any] = {}  # batches already read, by shard
+        self._data: KeptStep | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -101,12 +102,12 @@ class Step(DoneStep):
         (indices,) = whole.joined({v: [torch.tensor(self._indices(v))] for v in whole.shards})
         return list(map(int, indices))
 
-    @functools.cached_property
-    def as_data(self) -> KeptStep | None:
-        """The results of the step, which the program may store; None before it is finished."""
-        if not self._is_finished:
-            return None
-        return KeptStep(*(getattr(self, name) for name in KeptStep._fields))
+    @property
+    def as_data(self) -> KeptStep:
+        """The results of the step, which the program may store; without means until it is done."""
+        if self._data is None or self._data.is_done != self.is_done:
+            self._data = KeptStep(*(getattr(self, name) for name in KeptStep._fields))
+        return self._data
 
     @property
     def waiting(self) -> tuple[int, int, float]:
@@ -380,7 +381,9 @@ class Step(DoneStep):
         """Raise RuntimeError if the step was never entered."""
         if not self._is_finished:
             raise RuntimeError(
-                f"every step must be used as `with step:`, but step {self.number} was not."
+                f"every step must be used as `with step:`, but step {self.number} was not, or an "
+                f"exception that the loop has caught left it: to skip a batch, compute its loss "
+                f"times 0, or leave the loop by the exception and begin it again."
             )
 
     def __enter__(self) -> Step:
@@ -409,6 +412,8 @@ class Step(DoneStep):
                 # Each worker's last shard has left others, and the program may catch the error.
                 with suppress(RuntimeError):  # the step's error is raised in any case
                     self._engine.exchange.buffers.restore()
+                if self._engine.is_unchanged:
+                    self._boundary.abandon_step()
         if error is None and self.is_done:
             self._boundary.count(self.means)
         return None

@@ -26,7 +26,9 @@ from unisono.programs.live import (
     takers_of,
     takes_in_a_loop,
 )
+from unisono.programs.raised import raised_in
 from unisono.programs.walk import is_of_program
+from unisono.training.failures import note_left_by
 from unisono.training.growth import report_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.restored import as_it_was
@@ -115,6 +117,11 @@ class StepTakers:
             # This is slow.
             if is_new and self._itself and (around := iterators_around(self._itself[0]())):
                 run.say_once(_COUNTED.format(around[0]))
+
+    def note_left(self, taking: FrameType) -> None:
+        """Record by which exception the program leaves the loop, if by one."""
+        if (error := raised_in([taking, *takers_of(taking)])) is not None:
+            note_left_by(self._run.kept.last, self._run.num_loops, error)
 
 
 def _place_of(taking: FrameType) -> tuple[CodeType, int]:

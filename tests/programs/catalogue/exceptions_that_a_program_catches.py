@@ -179,3 +179,222 @@ except* KeyboardInterrupt:
 except* ValueError:
     o.param_groups[0]["momentum"] = 0.5
 fit(t)
+
+
+# %% goes_on_in_another_loop: SAME stop=14 kill=14 crashes
+class Bad(Exception):
+    pass
+
+
+def main():
+    m = net()
+    run = unisono.Run(m, SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+    failed = []
+    while run.position.step < 24:
+        try:
+            for step in run.steps(data, batch_size=16, steps=24):
+                with step:
+                    for b in step.shards:
+                        if step.number == 6 and not failed:
+                            raise Bad
+                        step.backward(loss(m, b))
+        except Bad:
+            failed.append(step.number)
+            run.optimizer.param_groups[0]["lr"] = 0.05
+    return run, failed
+
+
+run, result = main()
+
+
+# %% non_finite_loss_and_lower_rate: SAME stop=14 kill=14 crashes
+def main():
+    m = net()
+    run = unisono.Run(m, SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+    failed, factor = [], 1.0
+    while run.position.step < 24:
+        try:
+            for step in run.steps(data, batch_size=16, steps=24):
+                with step:
+                    for b in step.shards:
+                        bad = float("nan") if step.number == 6 and factor == 1.0 else 1.0
+                        step.backward(loss(m, b) * bad)
+        except unisono.errors.NonFiniteLossError:
+            failed.append(run.position.step)
+            factor = 0.5
+            run.optimizer.param_groups[0]["lr"] *= factor
+    return run, failed
+
+
+run, result = main()
+
+
+# %% fit_that_raises_within_a_step: SAME stop=14 kill=14 crashes
+class Bad(Exception):
+    pass
+
+
+calm = []
+
+
+def fragile(model, b):
+    if unisono.progress().step == 6 and not calm:
+        raise Bad("six")
+    return loss(model, b)
+
+
+t = trainer(m := net(), fragile)
+while True:
+    try:
+        t.fit(data, batch_size=16, epochs=4)
+        break
+    except Bad:
+        calm.append(1)
+        t.run.optimizer.param_groups[0]["lr"] = 0.05
+result = calm
+
+
+# %% evaluate_with_a_loss_that_raises: SAME stop=14 kill=14 crashes
+class Bad(Exception):
+    pass
+
+
+broken = [False]
+
+
+def fragile(model, b):
+    if broken[0]:
+        raise Bad("broken")
+    return loss(model, b)
+
+
+t = trainer(m := net(), fragile)
+found = []
+for i in range(4):
+    t.fit(data, batch_size=16, epochs=i + 1)
+    broken[0] = i == 1
+    try:
+        found.append(round(t.evaluate(data, batch_size=16)["loss"], 8))
+    except Bad:
+        found.append("bad")
+    broken[0] = False
+result = found
+
+
+# %% predict_that_raises: SAME stop=14 kill=14 crashes
+t = trainer(m := net())
+found = []
+for i in range(4):
+    t.fit(data, batch_size=16, epochs=i + 1)
+    try:
+        rows = t.predict(X[:, : 7 + i % 2], batch_size=16)
+        found.append(round(rows.sum().item(), 5))
+    except RuntimeError:
+        found.append("bad")
+result = found
+
+
+# %% attempts_in_a_custom_loop: SAME stop=14 kill=14 crashes
+class Diverged(Exception):
+    pass
+
+
+def main():
+    m = net()
+    run = unisono.Run(m, SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+    attempts = 0
+    for _ in range(4):
+        try:
+            for step in run.steps(data, batch_size=16, steps=24):
+                with step:
+                    for b in step.shards:
+                        step.backward(loss(m, b))
+                if step.number in (5, 9) and attempts < 2:
+                    raise Diverged(step.number)
+            break
+        except Diverged as error:
+            attempts += 1
+            run.optimizer.param_groups[0]["lr"] *= 0.5
+    return run, attempts
+
+
+run, result = main()
+
+
+# %% attempts_within_the_step: SAME stop=14 kill=14 crashes
+class Diverged(Exception):
+    pass
+
+
+def main():
+    m = net()
+    run = unisono.Run(m, SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+    attempts = 0
+    for _ in range(4):
+        try:
+            for step in run.steps(data, batch_size=16, steps=24):
+                with step:
+                    for b in step.shards:
+                        if step.number in (5, 9) and attempts < 1 + (step.number == 9):
+                            raise Diverged(step.number)
+                        step.backward(loss(m, b))
+            break
+        except Diverged as error:
+            attempts += 1
+            run.optimizer.param_groups[0]["lr"] *= 0.5
+    return run, attempts
+
+
+run, result = main()
+
+
+# %% raises_after_a_shard: SAME stop=14 kill=14 crashes
+class Diverged(Exception):
+    pass
+
+
+def main():
+    m = normed()
+    run = unisono.Run(m, Adam(m.parameters(), 0.02), shards=6, directory=DIR, device=DEVICE)
+    attempts = 0
+    for _ in range(4):
+        try:
+            for step in run.steps(data, batch_size=16, steps=24):
+                with step:
+                    for b in step.shards:
+                        step.backward(loss(m, b))
+                        if step.number in (5, 9) and attempts < 1 + (step.number == 9):
+                            raise Diverged(step.number)
+            break
+        except Diverged as error:
+            attempts += 1
+            run.optimizer.param_groups[0]["lr"] *= 0.5
+    return run, attempts
+
+
+run, result = main()
+
+
+# %% skips_a_batch_by_an_exception: REFUSED
+# says: to skip a batch, compute its loss times 0
+class Bad(Exception):
+    pass
+
+
+def main():
+    m = net()
+    run = unisono.Run(m, SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+    skipped = []
+    for step in run.steps(data, batch_size=16, epochs=4):
+        try:
+            with step:
+                for b in step.shards:
+                    if step.number == 4:
+                        raise Bad
+                    step.backward(loss(m, b))
+        except Bad:
+            skipped.append(step.number)
+    return run, skipped
+
+
+run, result = main()

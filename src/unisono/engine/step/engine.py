@@ -102,6 +102,7 @@ class StepEngine:
         self._hook = on_gradients and GradientHook(on_gradients, self.passes.seed)
         self._modes, self._has_told = Modes(model), team.position != 0
         self._first_shard = self._turn = 0
+        self._may_update = False  # another worker may, as all have arrived in this step
         self._wire(self._all)
 
     def _wire(self, optimizers: list[LoopOptimizer]) -> None:
@@ -126,7 +127,7 @@ class StepEngine:
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step; `first_shard` is the first one that has samples in it."""
-        self.sums.step, self._first_shard = step, first_shard
+        self.sums.step, self._first_shard, self._may_update = step, first_shard, False
         self.begin_update(self._all, 0)
         self._meet_fault("begin", step)
         if self.passes.watch is not None:
@@ -243,6 +244,7 @@ class StepEngine:
             # Now, while no worker updates: the optimizer's state must be read as this step's.
             self.between.follow_updates()
             return self.passes.take_over(more)
+        self._may_update = True
         if self.between.copied is not None:
             self.between.complete()
         read = self.records.read()
@@ -251,6 +253,15 @@ class StepEngine:
         self.guard.guard_gradients()  # also where no shard of this worker's had samples
         self.passes.leave_shards()
         return None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the state that all share is that before the step, and can be copied at once.
+
+        An accelerator may still copy gradients of the step.
+        """
+        is_copied = not self.exchange.device.is_host
+        return not (self._may_update or is_copied or self.exchange.is_written_in_passes)
 
     def end_passes(self) -> None:
         """Allow collectives again."""
@@ -328,6 +339,7 @@ class StepEngine:
                     break
         except NonFiniteLossError:
             exchange.buffers.restore()  # as the step found them, the same on every worker
+            self._may_update = self._turn > 0  # all workers raise it
             raise
         sums.are_skipped = verdict is UpdateVerdict.SKIP
         are_here = verdict is not UpdateVerdict.LOST

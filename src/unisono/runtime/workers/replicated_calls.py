@@ -16,9 +16,12 @@ On several hosts no worker continues without a lost one: all run the program aga
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, final
 
+from unisono.errors import PeerLostError, WaitTimeoutError
+from unisono.runtime.described import described, like
 from unisono.runtime.workers.interrupts import interrupts
 from unisono.runtime.workers.launcher_messages import (
     LOOP,
@@ -31,6 +34,15 @@ from unisono.runtime.workers.launcher_messages import (
 from unisono.runtime.workers.team import Team
 
 _INNER_LOOPS_AT_MOST = 1 << 32
+_RETURNED, _RAISED = b"=", b"!"  # what an outcome begins with
+_OF_PEERS = (PeerLostError, WaitTimeoutError)  # not all workers raise these
+
+
+def _outcome(kept: bytes) -> bytes:
+    """Return what a call returned, or raise an exception like the one that it raised."""
+    if kept.startswith(_RAISED):
+        raise like(json.loads(kept[1:]))
+    return kept[1:]
 
 
 @final
@@ -65,8 +77,8 @@ class ReplicatedCalls:
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
         """Return the outcome of `act`, which is the same on every worker. Collective.
 
-        Returns the kept outcome where the others have already made the call. Raises if a
-        replacement reaches a call with another `name`.
+        Returns the kept outcome where the others have already made the call, or raises an exception
+        like theirs. Raises if a replacement reaches a call with another `name`.
         """
         if self._num_loops:
             return act()
@@ -75,13 +87,18 @@ class ReplicatedCalls:
             entry = self._entry(name)
             if isinstance(entry, Passed):
                 self.index += 1
-                return entry.payload
+                return _outcome(entry.payload)
         try:
             payload = act()
-        except BaseException:
-            self._supervisor.notify(NoRecovery("an exception was raised outside of a loop"))
+        except Exception as error:
+            if isinstance(error, _OF_PEERS):
+                self._supervisor.notify(NoRecovery("the workers did not end a call together"))
+            self._note_result(name, _RAISED + json.dumps(described(error)).encode())
             raise
-        self._note_result(name, payload)
+        except BaseException:
+            self._supervisor.notify(NoRecovery("the program was interrupted outside of a loop"))
+            raise
+        self._note_result(name, _RETURNED + payload)
         return payload
 
     def broadcast_from_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
