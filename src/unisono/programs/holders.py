@@ -14,6 +14,7 @@ file, a lock, an object of C) have no visible content.
 from __future__ import annotations
 
 import array
+import ast
 import ctypes
 import decimal
 import functools
@@ -790,6 +791,34 @@ VIEWS: dict[Any, Callable[[Any], Any]] = {
 def viewed(value: Any) -> Any:
     """Return the dict behind one of `VIEWS`."""
     return next(iter(gc.get_referents(value)))
+
+
+_KEY = "\1"  # before the text of a key that is no text
+
+
+def name_of_key(key: Any) -> str:
+    """Return a key of a dict as a text: itself, or a plain value as Python writes it; else ""."""
+    if type(key) is str and not key.startswith(_KEY):
+        return key
+    if _is_plain(key):
+        with suppress(ValueError, SyntaxError):  # not a number, or infinite
+            ast.literal_eval(repr(key))
+            return _KEY + repr(key)
+    return ""
+
+
+def _is_plain(key: Any) -> bool:
+    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain, key)))
+
+
+def key_of_name(name: str) -> Any:
+    """Return the key that :func:`name_of_key` has written; raise ValueError for other texts."""
+    if not name.startswith(_KEY):
+        return name
+    try:
+        return ast.literal_eval(name[1:])
+    except SyntaxError as error:
+        raise ValueError(f"{name!r:.40} is no key") from error
 
 
 def is_iterator(value: Any) -> bool:

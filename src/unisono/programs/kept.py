@@ -327,10 +327,11 @@ class KeptProgram:
                 self._own.add(part)
                 if (place := self._places.get(key)) is None:
                     continue
-                names = [name for name in place.content[0] if str(name) == slot] or [slot]
+                known = [name for name in place.content[0] if _written(place.holder, name) == slot]
+                names = known or [h.key_of_name(slot)]
                 if slot and self._stored_slots(place, names):
                     continue
-                path = place.holder.shown(slot) if slot else place.holder.path
+                path = place.holder.shown(names[0]) if slot else place.holder.path
                 if place.is_read_in_passes:
                     raise _unlike(path, first, rank)
                 if isinstance(packed.get(part), Mapping):
@@ -393,7 +394,9 @@ class KeptProgram:
         holder, there = place.holder, dict(h.numbered(now))
         if isinstance(holder.owner, nn.Module):
             slots = [slot for slot in slots if slot != "training"]  # modes are stored elsewhere
-        slots = [slot for slot in slots if f"{holder.key}\0{slot}" not in self._own]
+        slots = [
+            slot for slot in slots if f"{holder.key}\0{_written(holder, slot)}" not in self._own
+        ]
         stored = self._stored_slots(place, slots)
         return [s for s in slots if s not in stored or _is_light(place, there.get(s))]
 
@@ -443,7 +446,9 @@ class KeptProgram:
                 return self._slots(packer, place, slots, there)
             if holder.kind is h.ENTRIES and not self._may_put_back(place):
                 there = dict(zip(names, values, strict=True))
-                return self._slots(packer, place, [s for s in slots if type(s) is str], there)
+                wanted = {h.name_of_key(key): key for key in slots}
+                named = {name: there[key] for name, key in wanted.items() if key in there}
+                return self._slots(packer, place, [name for name in wanted if name], named)
             if holder.kind is h.ENTRIES:
                 return {"content": [[*map(packer.pack, names)], packer.pack(list(values))]}
             return {"content": [None, [packer.pack(value) for value in values]]}
@@ -579,6 +584,12 @@ class KeptProgram:
             if holder.kind is h.TABLE:  # its first tensors are stored elsewhere
                 then = {name: now.get(name, place.copy[name]) for name in then}
             packed = packed or {"slots": {}, "gone": [], "rest": []}
+            if holder.kind is h.ENTRIES:
+                packed = {
+                    "slots": {h.key_of_name(n): part for n, part in packed["slots"].items()},
+                    "gone": [*map(h.key_of_name, packed["gone"])],
+                    "rest": [*map(h.key_of_name, packed["rest"])],
+                }
             is_saved = id(holder.owner) in self._saving  # except for what its own state omits
             keeps = {*self._kept_slots(place, [*now], held)}
             mine = {
@@ -596,7 +607,7 @@ class KeptProgram:
                 if name not in kept:
                     wanted.pop(name, None)
             return (tuple(wanted), tuple(wanted.values())), None
-        if not self._may_put_back(place):
+        if not self._may_put_back(place) and (packed is None or holder.kind is not h.CONTEXT):
             return None, None
         if packed is None:
             return place.content, None
@@ -636,12 +647,17 @@ def _of_names(
     return tuple(then), tuple(then.values())
 
 
+def _written(holder: Holder, slot: Any) -> str:
+    """Return how a slot is written in a packed state."""
+    return h.name_of_key(slot) if holder.kind is h.ENTRIES else str(slot)
+
+
 def _is_light(place: _Place, value: Any) -> bool:
     """Return whether a value that passes have stored can be kept with the run.
 
     Texts are not: a path or a name may be of this process alone.
     """
-    if len(place.content[1]) > _FEW or place.holder.kind not in (*_BY_SLOT, h.ENTRIES):
+    if len(place.content[1]) > _FEW or place.holder.kind not in (*_BY_SLOT, h.ENTRIES, h.CONTEXT):
         return False
     if isinstance(value, h.ARRAYS):
         return value.nbytes <= _SMALL

@@ -48,6 +48,7 @@ from unisono.training.schedule import Conclusions, Drawn, ScheduleUnderWay, Vali
 from unisono.training.step import Step, is_due
 from unisono.training.whole_batch import from_the_same_buffers
 
+_FAILED = "callbacks that failed"  # in ``run.last``: in which loop, and their names
 # The membership before a replacement continues alone, because all workers were lost.
 _NOBODY = Membership((), leader=-1, generation=-1)
 
@@ -245,6 +246,8 @@ class FitUnderWay(Observer):
     def before_snapshot(self) -> None:
         if self._has_begun and not self._is_over:  # a loop begins with a snapshot
             self._callbacks.call("on_snapshot", self)
+            if failed := self._callbacks.failed:
+                self._run.last[_FAILED] = [self._context.num_loops, failed]
 
     @override
     def before_pause(self) -> None:
@@ -342,6 +345,9 @@ class FitUnderWay(Observer):
             self._kept_step = self._context.checkpoints.kept_step
         if self._has_memory:
             self._memory.begin()
+        loop, failed = self._run.last.get(_FAILED, (0, ()))
+        if loop == self._context.num_loops:
+            self._callbacks.leave_out(failed)
         with as_it_was(self._context) if self.own_callbacks else nullcontext():
             self._callbacks.call("on_begin", self)
         self._context.has_begun()

@@ -398,3 +398,23 @@ def main():
 
 
 run, result = main()
+
+
+# %% failed_callback_stays_off: SAME
+class Fragile(Callback):
+    may_fail = True
+
+    def __init__(self):
+        self.seen = 0
+
+    def on_step_end(self, fit, step):
+        if step.number == 3:
+            raise OSError("gone")
+        self.seen += 1
+        fit.optimizer.param_groups[0]["lr"] *= 0.99
+
+
+fragile = Fragile()
+t = trainer(net(), callbacks=[fragile])
+fit(t)
+result = fragile.seen

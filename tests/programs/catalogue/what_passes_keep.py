@@ -397,3 +397,46 @@ class Warmed(nn.Sequential):
 
 t = trainer(Warmed(*net()))
 result = fit(t, validate=data)[-1]["validation/loss"]
+
+
+# %% stored_under_a_number_and_changed: SAME
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.scales = {}
+
+    def forward(self, x):
+        return self.inner(x) * self.scales.setdefault(0, 1.0)
+
+
+class Anneal(Callback):
+    def on_step_end(self, fit, step):
+        fit.model.scales[0] *= 0.95
+
+
+t = trainer(Model(), callbacks=[Anneal()])
+fit(t)
+
+
+# %% context_variable_first_set_by_a_loss: SAME
+import contextvars
+
+scale = contextvars.ContextVar("scale")
+
+
+def scaled(m, b):
+    try:
+        now = scale.get()
+    except LookupError:
+        scale.set(now := 1.0)
+    return loss(m, b) * now
+
+
+class Anneal(Callback):
+    def on_step_end(self, fit, step):
+        scale.set(scale.get() * 0.95)
+
+
+t = trainer(net(), scaled, callbacks=[Anneal()])
+fit(t)

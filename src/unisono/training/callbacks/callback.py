@@ -17,7 +17,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
@@ -428,6 +428,17 @@ class Callbacks:
                 fit.say(f"{trouble}; training continues without it")
             finally:
                 self.calling = None
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the callbacks that have failed, and are not called any more."""
+        named = zip(self.names, self._callbacks, strict=True)
+        return [name for name, callback in named if callback in self._failed]
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Call some callbacks no more, as they failed in an earlier process of this call."""
+        named = zip(self.names, self._callbacks, strict=True)
+        self._failed += [one for name, one in named if name in names and one not in self._failed]
 
     def behind(self, moment: str) -> list[str]:
         """Return the names of callbacks after the last one called that override `moment`."""
