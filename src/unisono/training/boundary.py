@@ -57,7 +57,7 @@ class Boundary:
     def __init__(self, run: RunContext, engine: StepEngine, plan: SamplePlan) -> None:
         self.engine = engine
         self.is_between_steps = True
-        self.has_ended = False
+        self.has_ended = self.was_left = False
         self.run, self._kept, self._team = run, run.kept, run.team
         self.steps_per_epoch = plan.steps_per_epoch  # of the current epoch
         self._checkpoints = run.checkpoints
@@ -185,6 +185,7 @@ class Boundary:
             slot = self._exchange.save(*self._collect(was_left=True), alone=True)
             self._memory.snapshots.complete(slot)
             self._checkpoint(slot, wait=True, end=LEFT + self.run.loop)
+        self.was_left = self._keeps
         # Otherwise only the leader has the optimizer's state, and could be lost with it.
         self.has_ended = self._exchange.have_all or not self._keeps
 

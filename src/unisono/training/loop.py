@@ -258,6 +258,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
                 "position": asdict(kept.position),
                 "last": kept.last,
                 "snapshot": 0 if run.memory is None else run.memory.snapshots.number,
+                "was_left": boundary is not None and boundary.was_left,
             }
         ).encode()
         has_ended = boundary is not None and boundary.has_ended

@@ -318,3 +318,36 @@ for steps in [run.steps(data, batch_size=16, epochs=e) for e in (1, 2, 4)]:
         with step:
             for b in step.shards:
                 step.backward(loss(m, b))
+
+
+# %% left_while_the_leader_is_slow: SAME stop=10 kill=10
+import time
+
+from unisono.training.boundary import Boundary
+
+leave = Boundary.leave
+
+
+def slowly(boundary):
+    time.sleep(0.3 * boundary._team.leads_host)
+    leave(boundary)
+
+
+Boundary.leave = slowly
+
+
+def main():
+    run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
+    seen = []
+    for _ in range(8):
+        for step in run.steps(data, batch_size=32, epochs=100):
+            with step:
+                for b in step.shards:
+                    step.backward(loss(m, b))
+            if step.number % 3 == 2:
+                break
+        seen.append((step.number, round(step.loss, 10)))
+    return run, seen
+
+
+run, result = main()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import operator
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import Any, final
@@ -50,6 +51,7 @@ class Position:
         self.step, self.epoch, self.batch = step, epoch, batch
 
 
+_SAVED_WITHIN_S, _LOOK_AGAIN_S = 10.0, 0.01
 HIDDEN = "unisono."
 """The prefix of keys that are saved with a run and not shown to the program."""
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
@@ -110,7 +112,7 @@ class RunState:
             "groups": group_options(self.optimizer),
             "modes": self.modes_now(was_left=was_left),
             "numbers": numbers,
-        }
+        } | ({"was_left": True} if was_left else {})
         return facts, {**tensors, **own}
 
     def check_keepable(self) -> None:
@@ -142,15 +144,21 @@ class RunState:
         end = json.loads(entry.payload)
         places = Places.from_json(dict(entry.loop))
         memory = team.memory(places.key, places.num_bytes)
-        slot = places.newest(memory.read)
         number: int = end.get("snapshot", 0)
-        if max(places.marks(memory.read)) < number:
-            # The last one here to know that it is whole was lost before it could say so.
-            slot = 0 if slot is None else 1 - slot
-            memory.write(places.mark_at(slot), number.to_bytes(8, "little"))
-        view = memory.view(places.slots_at[slot or 0], places.slot_bytes)
-        facts = None if slot is None else read_facts(view, places.blob_at)
-        if facts is None or facts["position"]["step"] < end["position"]["step"]:
+        until_s, is_there = time.monotonic() + _SAVED_WITHIN_S, False
+        while not is_there and time.monotonic() < until_s:
+            slot = places.newest(memory.read)
+            if max(places.marks(memory.read)) < number:
+                # The last one here to know that it is whole was lost before it could say so.
+                slot = 0 if slot is None else 1 - slot
+                memory.write(places.mark_at(slot), number.to_bytes(8, "little"))
+            view = memory.view(places.slots_at[slot or 0], places.slot_bytes)
+            facts = None if slot is None else read_facts(view, places.blob_at)
+            is_there = facts is not None and facts["position"]["step"] >= end["position"]["step"]
+            is_there &= bool(facts and facts.get("was_left")) or not end.get("was_left")
+            if not is_there:  # the program has left the loop, and the leader still saves its end
+                time.sleep(_LOOK_AGAIN_S)
+        if not is_there:
             raise UnisonoError(
                 f"the end of a loop must still be in memory for a replacement to pass it, but that "
                 f"of step {end['position']['step']} is not: only the newest of many are kept, and "
