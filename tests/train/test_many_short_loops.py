@@ -10,9 +10,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.engine.exchange import arena
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint import run_directory
 from unisono.training.rehearsals import Rehearsals
+from unisono.training.run import context_of
 
 LOOPS = 16
 
@@ -195,3 +197,40 @@ def test_only_as_many_reduced_ends_stay_as_their_number_and_size_allow(tmp_path,
     assert {one.name for one in (tmp_path / "checkpoints" / left[0]).iterdir()} == {
         *("run.json", "commit.json", "end-of-loop")
     }
+
+
+def mean(model, batch):
+    return model(batch[0]).square().mean()
+
+
+def looped(between=lambda loop, run: None, loops=LOOPS):
+    """Train in loops of two steps, and call `between` after each; returns the run."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    run = unisono.Run(model, torch.optim.Adam(model.parameters(), 1e-2), shards=2)
+    data = TensorDataset(torch.randn(8, 64))
+    for loop in range(1, loops + 1):
+        for step in run.steps(data, batch_size=4, epochs=loop):
+            with step:
+                for batch in step.shards:
+                    step.backward(mean(model, batch))
+        between(loop, run)
+    return run
+
+
+@pytest.mark.parametrize(("at_most", "are_kept"), [(64 << 20, True), (0, False)])
+def test_a_single_worker_keeps_the_memory_of_a_small_model_between_loops(
+    monkeypatch, at_most, are_kept
+):
+    monkeypatch.setattr(arena, "_KEPT_BYTES", at_most)
+    kept = []
+
+    def look(loop, run):
+        memory = context_of(run).memory.arena
+        places = memory.parameters.tensor(0), memory.gradients[0].everything()
+        kept.append([bool(place.any()) for place in places])
+
+    digest = looped(look, loops=3).digest()
+    assert kept == [[are_kept, are_kept]] * 3
+    monkeypatch.undo()
+    assert looped(loops=3).digest() == digest

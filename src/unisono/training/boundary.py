@@ -256,7 +256,7 @@ class Boundary:
 
     def _keep_end(self) -> bool:
         if not self._keeps:
-            if self._team.size == 1:
+            if self._team.size == 1 and not self._memory.arena.is_kept_between_loops:
                 self._exchange.forget_gradients()
             self._exchange.hand_round()
             return True

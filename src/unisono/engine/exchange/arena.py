@@ -35,6 +35,8 @@ from unisono.runtime.workers.memory import (
 )
 
 ROW_BYTES = 4096
+_KEPT_BYTES = 64 << 20
+"""Up to this much, a single worker keeps between two loops: new pages would cost milliseconds."""
 _BUFFERS = ("buffers", "other buffers")  # regions
 
 
@@ -222,6 +224,12 @@ class Arena:
         """Return the spans (start, stop) of the state, in the order in which snapshots keep it."""
         end, now = self._starts["buffers"], self._starts[_BUFFERS[copy_of_buffers]]
         return [(0, end), (now, now + self._starts[_BUFFERS[1]] - end)]
+
+    @property
+    def is_kept_between_loops(self) -> bool:
+        """Whether a single worker need not release its memory of state and gradients."""
+        start, stop = self.state_spans(0)[0]
+        return stop - start + 2 * size_of(self.plan.parameters) <= _KEPT_BYTES
 
     def forget_gradients(self) -> None:
         """Release the memory of gradients and their sums once all workers have read them."""

@@ -215,8 +215,9 @@ class SharedCopy(Ownership):
     @override
     def leave(self) -> None:
         layout = self.layout
-        # Without other workers, keep no second copy in the arena.
-        take = self._view.make_private if self.team.size == 1 else torch.clone
+        # Without other workers, keep no second copy in the arena, unless it is small.
+        releases = self.team.size == 1 and not self.memory.arena.is_kept_between_loops
+        take = self._view.make_private if releases else torch.clone
         for parameter in layout.all:
             parameter.data = take(parameter.data)
         for parameter in layout.parameters:
