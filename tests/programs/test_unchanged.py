@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.programs import holders
 from unisono.programs.account import Account
 from unisono.programs.holders import Content, Holder, Kind
 from unisono.programs.unchanged import Unchanged
@@ -146,3 +148,56 @@ def test_a_list_that_has_grown_beyond_what_is_read_whole_is_compared() -> None:
     assert again.changes() == []
     things[0][0] = -1
     assert len(again.changes()) == 1
+
+
+VALUES = {
+    "an array": lambda: np.arange(6.0),
+    "an array across memory": lambda: np.arange(6.0).reshape(2, 3).T,
+    "an array without elements": lambda: np.zeros((0, 3)),
+    "texts": lambda: np.array(["a", "bc"]),
+    "a tensor": lambda: torch.arange(6.0),
+    "a tensor across memory": lambda: torch.arange(6.0).reshape(2, 3).T,
+    "one without elements": lambda: torch.zeros(0, 3),
+    "a truth": lambda: torch.tensor([True, False]),
+    "a half": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "a complex one": lambda: torch.ones(3, dtype=torch.complex64),
+    "not a number": lambda: torch.tensor([float("nan")]),
+    "one to be trained": lambda: torch.ones(3, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_what_is_as_its_copy_is_not_hashed(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    things = [VALUES[value]()]
+    account = Account(_places(things))
+    monkeypatch.setattr(holders, "hashed", lambda *_: pytest.fail("it was hashed"))
+    assert not account.changes()
+
+
+UNLIKE = {
+    "a sign of zero": (torch.zeros(3), lambda one: one.neg_()),
+    "another not-a-number": (
+        torch.tensor([float("nan")]),
+        lambda one: one.view(torch.int32).add_(1),
+    ),
+    "one that is trained now": (torch.zeros(3), lambda one: one.requires_grad_()),
+    "another shape": (torch.zeros(6), lambda one: one.resize_(2, 3)),
+    "another dtype": (torch.zeros(6), lambda one: setattr(one, "data", one.data.int())),
+    "a conjugate": (torch.ones(3, dtype=torch.complex64) * 1j, lambda one: one.conj_physical_()),
+    "a sign in an array": (np.zeros(3), lambda one: np.negative(one, out=one)),
+    "another shape of an array": (np.zeros(6), lambda one: one.resize(2, 3, refcheck=False)),
+    "a text": (np.array(["a"]), lambda one: one.__setitem__(0, "b")),
+}
+
+
+@pytest.mark.parametrize("change", UNLIKE)
+def test_any_other_bits_are_a_change(change: str) -> None:
+    value, change_it = UNLIKE[change]
+    account = Account(_places([value]))
+    again = Account(account._walked, like=account)
+    change_it(value)
+    assert [each.holder.owner is value for each in account.changes()] == [True]
+    assert [each.holder.owner is value for each in again.changes()] == [True]
+    again.put_back()
+    if "trained" not in change:
+        assert not account.changes()

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.engine.exchange import arena
 from unisono.errors import CheckpointError
+from unisono.programs import holders
 from unisono.runtime.checkpoint import run_directory
 from unisono.training.rehearsals import Rehearsals
 from unisono.training.run import context_of
@@ -234,3 +235,15 @@ def test_a_single_worker_keeps_the_memory_of_a_small_model_between_loops(
     assert kept == [[are_kept, are_kept]] * 3
     monkeypatch.undo()
     assert looped(loops=3).digest() == digest
+
+
+def test_data_that_do_not_change_are_hashed_once(monkeypatch):
+    read, usual = [], holders.hashed
+
+    def hashed(value, at_most):
+        read.append(getattr(value, "shape", None))
+        return usual(value, at_most)
+
+    monkeypatch.setattr(holders, "hashed", hashed)
+    looped(lambda loop, run: read.append(loop))
+    assert (8, 64) not in read[read.index(9) : read.index(15)]  # those are not rehearsed

@@ -17,6 +17,7 @@ from unisono.programs import holders as h
 from unisono.programs.hashes import hashed
 from unisono.programs.holders import Content, Holder
 from unisono.programs.unchanged import Unchanged
+from unisono.runtime.device import bits_of, is_on_host
 
 _COPIED = 1 << 20
 """Tensors and arrays of up to this many bytes are copied, so that they can be restored."""
@@ -82,6 +83,8 @@ class Account:
             return
         rest = like._rest()
         self._then.update(like._then)
+        self._copies.update((key, like._copies[key]) for key in like._copies.keys() - {*rest})
+        room -= sum(copy.nbytes for copy in self._copies.values())
         self._read([like._then[key][0] for key in rest], room)
         self._unchanged = like._unchanged.renewed(self._then, rest)
 
@@ -122,7 +125,11 @@ class Account:
     def _rest(self) -> list[str]:
         """Return the keys of all places but those that have certainly not changed."""
         rest = {*self._unchanged.rest()}
-        return [key for key in self._then if key in rest]  # nearer places first
+        return [
+            key
+            for key, (holder, _) in self._then.items()  # nearer places first
+            if key in rest and not is_certainly(holder.owner, self._copies.get(key))
+        ]
 
     def _changes(self) -> Iterator[ChangedPlace]:
         for key in self._rest():
@@ -173,6 +180,25 @@ class Account:
             yield
         finally:
             now.put_back()
+
+
+def is_certainly(value: Any, copy: Any) -> bool:
+    """Return whether a tensor or an array has the bits of its copy, if that is quick to find."""
+    if type(value) is not type(copy) or type(value) not in h.ARRAYS:
+        return False
+    with suppress(Exception):  # such as a sparse or quantized tensor, which has no bits of its own
+        if (value.shape, value.dtype) != (copy.shape, copy.dtype):
+            return False
+        if isinstance(value, np.ndarray):
+            return not value.dtype.hasobject and np.array_equal(_bytes(value), _bytes(copy))
+        needs = value.is_leaf and value.requires_grad
+        is_quick = needs is copy.requires_grad and is_on_host(value) and not value.is_neg()
+        return is_quick and torch.equal(bits_of(value.detach()), bits_of(copy.detach()))
+    return False
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.reshape(-1).view(np.uint8)
 
 
 def cloned(value: Any) -> Any:

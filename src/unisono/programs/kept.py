@@ -31,7 +31,14 @@ from torch.utils._pytree import tree_map
 
 from unisono.errors import CheckpointError, MismatchError
 from unisono.programs import holders as h
-from unisono.programs.account import Account, ChangedPlace, cloned, fill, over_memory_of
+from unisono.programs.account import (
+    Account,
+    ChangedPlace,
+    cloned,
+    fill,
+    is_certainly,
+    over_memory_of,
+)
 from unisono.programs.carry import AS_IT_IS, Known, Ours, Packer, Unpacker, number_of
 from unisono.programs.forms import Opaque, is_value, leads_to
 from unisono.programs.generators import copy_of, set_state
@@ -159,10 +166,18 @@ class KeptProgram:
         } | walk.lost
         before = {place.holder.identity: place for place in self._places.values()}
         # Tensors over the memory of parameters are stored with the parameters.
-        account = Account(walk.holders, apart=over_memory_of(state, walk.holders))
+        apart = over_memory_of(state, walk.holders)
+        kept = {
+            holder.key: before[holder.identity].content
+            for holder in walk.holders
+            if holder.kind is h.CONTENTS
+            and holder.identity in before
+            and id(holder.owner) not in apart
+        }
+        account = Account([each for each in walk.holders if each.key not in kept], apart=apart)
         self._places = {}
         for at, holder in enumerate(walk.holders):
-            then = account.content(holder)
+            then = kept.get(holder.key) or account.content(holder)
             if holder.kind in (h.DRAWN, h.POSITION) and at >= num_seeded:
                 with suppress(OSError):
                     then = holder.read()
@@ -350,6 +365,8 @@ class KeptProgram:
         remade: set[int] = set()
         for key in self._unchanged.rest():
             place = self._places[key]
+            if is_certainly(place.holder.owner, place.copy):
+                continue
             with suppress(ReferenceError):
                 now = place.holder.read()
                 if h.same(place.content, now):

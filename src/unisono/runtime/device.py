@@ -33,6 +33,7 @@ _NAP_PART = 0.01  # of the time waited so far: a device that hangs costs almost 
 # torch seeds a process, and `fresh_seed` a job, with 64 random bits. People choose smaller seeds,
 # or negative ones, which torch converts to values just below 2⁶⁴.
 _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 @final
@@ -423,6 +424,12 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     Writing to the view writes to the tensor.
     """
     return in_memory_order(tensor).view(torch.uint8).numpy().data
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor's elements as integers, which tell -0.0 from 0.0 and a NaN from another."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.view(_INTEGERS[real.itemsize])
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

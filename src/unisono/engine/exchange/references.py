@@ -16,7 +16,7 @@ from typing import NamedTuple, final
 
 import torch
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+from unisono.runtime.device import bits_of
 
 
 class _Reference(NamedTuple):
@@ -51,8 +51,8 @@ class References:
         for parameter, there, last in self.all:
             here = parameter.data
             if here.shape == there.shape and not _is_same(there, last):
-                bits, mine = _bits(there), _bits(here)
-                mine.copy_(torch.where(bits != _bits(last), bits, mine))
+                bits, mine = bits_of(there), bits_of(here)
+                mine.copy_(torch.where(bits != bits_of(last), bits, mine))
         self.show()
 
     def show(self) -> None:
@@ -73,13 +73,7 @@ class References:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """View elements as integers, which tell -0.0 from 0.0 and a NaN from another."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.view(_INTEGERS[real.itemsize])
+    return torch.equal(bits_of(one), bits_of(other))
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:
