@@ -14,6 +14,9 @@ from unisono.engine.exchange import arena
 from unisono.errors import CheckpointError
 from unisono.programs import holders
 from unisono.runtime.checkpoint import run_directory
+from unisono.training.callbacks import callback
+from unisono.training.callbacks.callback import Callback
+from unisono.training.growth import Growth
 from unisono.training.rehearsals import Rehearsals
 from unisono.training.run import context_of
 
@@ -247,3 +250,29 @@ def test_data_that_do_not_change_are_hashed_once(monkeypatch):
     monkeypatch.setattr(holders, "hashed", hashed)
     looped(lambda loop, run: read.append(loop))
     assert (8, 64) not in read[read.index(9) : read.index(15)]  # those are not rehearsed
+
+
+def test_of_many_fits_the_first_eight_and_every_eighth_try_the_loss_on_halves(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Growth, "_check", lambda self, *given: seen.append(self._run.num_loops))
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), 0.1), mean, shards=2)
+    for fit in range(1, 27):
+        trainer.fit(TensorDataset(torch.randn(8, 4)), batch_size=4, steps=fit)
+    assert seen == [*range(1, 9), 9, 17, 25]
+
+
+def test_methods_that_a_callback_inherits_are_not_looked_into(monkeypatch):
+    class Mine(Callback):
+        def on_step_end(self, fit, result):
+            pass
+
+    def looked_into(method):
+        seen.append(method.__name__)
+        return signature(method)
+
+    seen, signature = [], callback.signature
+    monkeypatch.setattr(callback, "signature", looked_into)
+    callback.check_moments([Mine()])
+    assert {*seen} == {"on_step_end"}

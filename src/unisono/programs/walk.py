@@ -180,10 +180,8 @@ class Walk:
                 continue
             try:
                 for part, each, is_of_program in self._taken_apart(path, value, is_own=is_own):
-                    kind = type(each)
-                    if kind in _LEAVES or (kind in (tuple, frozenset) and not each):
-                        continue
-                    waiting.append((part, each, is_of_program))
+                    if not _leads_nowhere(each):
+                        waiting.append((part, each, is_of_program))
             except Exception:  # inspecting an object may raise anything
                 continue
         return self.holders[begin:]
@@ -224,7 +222,7 @@ class Walk:
                 name = names[at] if names else at
                 if holder.kind is h.ENTRIES and type(name) not in _LEAVES | {tuple}:
                     yield f"{path}.keys()[{at}]", name, own
-                if type(value) in _LEAVES or name == "__class__":
+                if _leads_nowhere(value) or name == "__class__":
                     continue
                 if holder.kind is h.ENTRIES and type(name) is not str:
                     name = at  # other keys, such as hook IDs, may differ between processes
@@ -532,6 +530,11 @@ def _named_by(kind: type) -> set[str]:
     functions = (getattr(one, "__func__", one) for one in vars(kind).values())
     codes = (one.__code__ for one in functions if isinstance(one, types.FunctionType))
     return set[str]().union(*map(names_in, codes)) - _OF_CLASSES
+
+
+def _leads_nowhere(value: Any) -> bool:
+    kind = type(value)
+    return kind in _LEAVES or (kind in (tuple, frozenset) and not value)
 
 
 def _may_change(value: Any) -> bool:

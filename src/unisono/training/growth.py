@@ -12,11 +12,11 @@ mode, and only where random numbers do not matter.
 for what does not depend on the samples. What counts or averages samples would see the first shard's
 alone; which of both it does shows which word of `buffers=` makes the plain loop's value of it.
 
-In the first step of a `fit` each worker computes the loss of half of its first shard, of the other
-half, of both, and of the first half twice in one batch; all is put back. Where a batch cannot be
-divided so, as one of graphs, or of targets behind each other, a few of its samples are read and
-collated again. Nothing is reported for a compiled model; for a stream that cannot be divided, and
-for a loop of the program, only buffers are checked.
+In the first step of a `fit` (of many, the first eight and every eighth) each worker computes the
+loss of half of its first shard, of the other half, of both, and of the first half twice in one
+batch; all is put back. Where a batch cannot be divided so, as one of graphs, or of targets behind
+each other, a few of its samples are read and collated again. Nothing is reported for a compiled
+model; for a stream that cannot be divided, and for a loop of the program, only buffers are checked.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class Growth:
     ) -> None:
         """Check a shard whose passes are done, if it is the first, and report what was found."""
         run, engine = self._run, self._run.engine
-        if self._is_done or engine is None or run.shards == 1 or is_compiled(run.kept.model):
+        is_seen_before = self._is_done or not run.is_looked_at
+        if is_seen_before or engine is None or run.shards == 1 or is_compiled(run.kept.model):
             return
         self._is_done = True
         shard, num_samples = step.newest

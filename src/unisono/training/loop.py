@@ -63,7 +63,7 @@ from unisono.training.sample_planning import no_epochs
 from unisono.training.sampler_order import begin_epoch, check_order
 from unisono.training.start import report_over, start
 from unisono.training.step import AT_FIRST, Step
-from unisono.training.step_takers import LOOKED_AT_LOOPS, StepTakers
+from unisono.training.step_takers import StepTakers
 from unisono.training.step_variants import AlternatingStep, ClosureStep
 from unisono.training.watched_program import watch_program
 
@@ -106,10 +106,9 @@ def begin_loop(
         place_on(model, optimizer, device)
     names = ("loss", "embed") if len(run.functions) == 2 else ()
     rehearsals = Rehearsals(run, dict(zip(names, run.functions, strict=False)))
-    is_due = run.num_loops < LOOKED_AT_LOOPS or run.num_loops % LOOKED_AT_LOOPS == 0
-    is_compared = is_due and bool(run.functions)  # others are compared in their steps
     note_course(run, sys._getframe(1))
-    start(run, plan, rehearsals.places if is_compared else None)
+    # Without functions, a loop's values are compared in its steps.
+    start(run, plan, rehearsals.places if run.functions else None)
     if not run.is_ahead:
         run.kept.last[COURSE] = run.course
     itself: list[Callable[[], Any]] = []

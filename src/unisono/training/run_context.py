@@ -34,6 +34,8 @@ from unisono.training.loop_plan import LoopPlan, Totals
 from unisono.training.options import RunOptions
 from unisono.training.sample_planning import check_covers, plan_samples
 
+LOOKED_AT_LOOPS = 8  # of many, in one place
+
 
 class Observer:
     """Observes a run; this base class serves custom training loops and prints all lines."""
@@ -118,6 +120,12 @@ class RunContext:
                 for name, parameter in kept.model.named_parameters()
             },
         }
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether the loop under way is one of the first eight, or of every eighth after those."""
+        before = self.num_loops - 1
+        return before < LOOKED_AT_LOOPS or before % LOOKED_AT_LOOPS == 0
 
     def say(self, line: str) -> None:
         """Print one line for the user."""

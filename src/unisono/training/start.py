@@ -51,8 +51,8 @@ _IN_EVAL = (
 def start(run: RunContext, plan: LoopPlan, places: Places | None) -> None:
     """Move a run to where the loop begins, and check that all workers agree. Collective.
 
-    `places` returns those of the program whose values may differ between workers; None: these are
-    not compared.
+    `places` returns those of the program whose values may differ between workers, which are
+    compared in loops that are looked at; None: they are not compared.
     """
     run.num_loops += 1
     run.has_ended, totals = False, plan.totals
@@ -261,7 +261,9 @@ def _agree(run: RunContext, plan: LoopPlan, places: Places | None) -> bytes:
     )
     if not run.is_ahead:
         check_begun_alike(run, takes_leaders=run.num_loops == 1)
-    run.unlike = () if places is None else values_unlike(run.team, places, run.say_once)
+    run.unlike = ()
+    if places is not None and run.is_looked_at:
+        run.unlike = values_unlike(run.team, places, run.say_once)
     check_devices(run.exchange, run.device, run.team)
     if run.are_mixed is None:
         told = compare_devices(run.device, run.team, exact=run.options.exact)

@@ -32,11 +32,10 @@ from unisono.training.failures import note_left_by
 from unisono.training.growth import report_loop
 from unisono.training.loop_plan import LoopPlan
 from unisono.training.restored import as_it_was
-from unisono.training.run_context import RunContext
+from unisono.training.run_context import LOOKED_AT_LOOPS, RunContext
 from unisono.training.step import AT_FIRST, Step, is_due
 from unisono.training.watched_program import watch_program
 
-LOOKED_AT_LOOPS = 8  # of the program, in one place
 _UNSEEN = (
     "the code that iterates over the steps may keep state that Unisono cannot see (a "
     "comprehension, `reduce`, a recursive function), which starts over when the run resumes or a "

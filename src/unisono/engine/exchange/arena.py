@@ -101,14 +101,14 @@ class Region:
 
     def put(self, index: int, value: torch.Tensor) -> None:
         """Write one tensor into its slot, without page faults if both have the same layout."""
-        there, memory = self.tensor(index), self._memory
-        lies_so = value.stride() == there.stride() and value.shape == there.shape
+        slot, memory = self.slots[index], self._memory
         is_plain = type(value) in (torch.Tensor, nn.Parameter) and is_on_host(value)
         is_plain = is_plain and not (value.is_conj() or value.is_neg())
-        if isinstance(memory, Memory) and is_plain and lies_so and value.dtype == there.dtype:
-            memory.fill(self.start + self.slots[index].offset, bytes_of(value))
+        lies_so = value.stride() == slot.stride and value.shape == slot.shape
+        if isinstance(memory, Memory) and is_plain and lies_so and value.dtype == slot.dtype:
+            memory.fill(self.start + slot.offset, bytes_of(value))
         else:
-            there.copy_(value)
+            self.tensor(index).copy_(value)
 
     def piece(self, index: int, start: int, stop: int) -> torch.Tensor:
         """View elements `start` … `stop` − 1 of one tensor, in memory order, as a vector."""
