@@ -10,9 +10,11 @@ THREE := -n 3 --dist worksteal
 # pip takes the newest torch of its index where it is told none.
 TORCHES := $(shell sed -n 's/.*"torch>=\(.*\)",/\1/p' pyproject.toml) $(shell sed -n 's/^torch==//p' constraints.txt) newest
 TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoint tests/c10d tests/ddp
+PYTHONS := 3.12 3.13
+PYTHON_TESTS := tests/programs tests/train tests/workers tests/data tests/callbacks tests/launch
 
-.PRECIOUS: .venv-torch-%/ready
-.PHONY: demo test fast chaos test-verify test-races test-pages test-ddp test-torch test-places test-peers test-hosts test-clusters test-gpu promises check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
+.PRECIOUS: .venv-torch-%/ready .venv-python-%/ready
+.PHONY: demo test fast chaos test-verify test-races test-pages test-ddp test-torch test-python test-places test-peers test-hosts test-clusters test-gpu promises check format bench bench-costs bench-peers bench-gpu gpu docs test-site pictures wheel clean help
 
 demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
@@ -46,6 +48,11 @@ test-torch: $(TORCHES:%=test-torch-%)  ## parity and contracts on the oldest tor
 
 test-torch-%: .venv-torch-%/ready
 	.venv-torch-$*/bin/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts" $(TORCH_TESTS)
+
+test-python: $(PYTHONS:%=test-python-%)  ## what depends on the interpreter, on python3.12 and python3.13; PYTHONS=3.13 for one
+
+test-python-%: .venv-python-%/ready
+	.venv-python-$*/bin/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts" $(PYTHON_TESTS)
 
 test-places: .venv/ready   ## a run on full and read-only disks, without HOME, network or /dev/shm, with long names, …, in one table; three minutes, as root
 	$(BIN)/python -m tests.places
@@ -134,6 +141,11 @@ help:
 	$(PYTHON) -m venv .venv-peers
 	$(PEERS)/python -m pip install --quiet -r bench/peers/requirements.txt -e .
 	touch .venv-peers/ready
+
+.venv-python-%/ready: pyproject.toml constraints.txt
+	python$* -m venv .venv-python-$*
+	.venv-python-$*/bin/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
 
 .venv-torch-%/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-torch-$*

@@ -20,14 +20,14 @@ def test_run_and_trainer_have_every_option_with_the_same_default(kind):
         if kind is unisono.Run or option.name not in IN_PRECISION:
             parameter = parameters[option.name]
             assert (parameter.default, parameter.annotation) == (option.default, option.type)
-        assert f"        {option.name}: " in unisono.Trainer.__doc__ + unisono.Run.__doc__
+        assert f"    {option.name}: " in unisono.Trainer.__doc__ + unisono.Run.__doc__
     assert "that are not listed are those of :class:`unisono.Trainer`" in unisono.Run.__doc__
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_options_that_belong_together_are_documented_and_stay_as_they_are(kind):
     for option in fields(kind):
-        assert f"        {option.name}: " in kind.__doc__
+        assert f"    {option.name}: " in kind.__doc__
     assert kind.__dataclass_params__.frozen
 
 

@@ -205,7 +205,7 @@ def _view(name: str, of: Any) -> Any:
 
 
 def _parts_of_value(value: Any) -> tuple[Any, ...]:
-    made, arguments, *state = value.__reduce_ex__(4)
+    made, arguments, *state = h.reduced(value)
     name = getattr(made, "__name__", "")
     if made is iter and len(arguments) != 1:
         raise Opaque("an iterator that calls a function")
@@ -223,7 +223,8 @@ def _value(name: str, *rest: Any) -> Any:
         raise ValueError(name)
     value = make(*arguments)
     if state is not None:
-        value.__setstate__(state)
+        with h.iterators_rebuilt(type(value)):
+            value.__setstate__(state)
     return value
 
 

@@ -29,9 +29,10 @@ import struct
 import sys
 import threading
 import types
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -732,10 +733,23 @@ def layout_of(kind: Any) -> Any:
 def _read_frozen(owner: Any, _: Any) -> Content:
     """Read the parts from which an iterator, a counter or the like of Python would be rebuilt."""
     parts: list[Any] = []
-    for part in owner.__reduce__()[1:]:
+    for part in reduced(owner)[1:]:
         parts.extend(part if type(part) is tuple else [part])
     # Some return a new list of the remaining items each time.
     return (), tuple(tuple(part) if type(part) is list else part for part in parts)
+
+
+def reduced(value: Any) -> tuple[Any, ...]:
+    """Return how to rebuild an object, as its `__reduce__` tells (PEP 307)."""
+    with iterators_rebuilt(type(value)):
+        return tuple(value.__reduce_ex__(4))
+
+
+def iterators_rebuilt(kind: type) -> AbstractContextManager[object]:
+    """Return a block in which `itertools` may be copied without a warning (Python 3.12, 3.13)."""
+    if kind.__module__ != "itertools" or sys.hexversion < 0x30C0000:
+        return nullcontext()
+    return warnings.catch_warnings(action="ignore", category=DeprecationWarning)
 
 
 ATTRIBUTES = Kind("attributes", _read_attributes, _put_attributes)

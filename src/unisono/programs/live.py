@@ -86,6 +86,13 @@ def iterators_around(steps: Any) -> list[str]:
     return found
 
 
+@functools.lru_cache(maxsize=1024)
+def begin_of_instruction(code: CodeType, lasti: int) -> int:
+    """Return where the instruction begins that a frame is at, which may be within its caches."""
+    offsets = [each.offset for each in dis.get_instructions(code)]
+    return max((offset for offset in offsets if offset <= lasti), default=0)
+
+
 def frames_of_loop(taking: FrameType, asking: FrameType) -> list[FrameType]:
     """Return the frames from the one that takes the steps to the one that requested them.
 
@@ -123,7 +130,7 @@ def takes_in_a_loop(frame: FrameType) -> bool:
 @functools.lru_cache(maxsize=256)
 def _takes_in_a_loop(code: CodeType, lasti: int) -> bool:
     at = {each.offset: each for each in dis.get_instructions(code)}
-    here = at[max((offset for offset in at if offset <= lasti), default=0)]
+    here = at[begin_of_instruction(code, lasti)]
     is_whole = not code.co_name.startswith("<") or code.co_name == "<module>"
     is_loop = here.opname == "FOR_ITER" and not _collects([*at.values()], here)
     return is_whole and (is_loop or "next" in code.co_names)
@@ -161,11 +168,11 @@ def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset
     instructions = list(dis.get_instructions(code))
     at = {each.offset: index for index, each in enumerate(instructions)}
     bytecode: Any = dis.Bytecode(code)
-    handlers = bytecode.exception_entries  # no instruction jumps there
+    handlers = [  # no instruction jumps there
+        one for one in bytecode.exception_entries if not _is_of_python(instructions, at[one.target])
+    ]
     live, are_set, outer = set[str](), set[str](), _read_outside(code)
-    # The frame may be at an instruction's caches, which are not listed.
-    here = max((offset for offset in at if offset <= lasti), default=0)
-    waiting = [(at[here], frozenset[str]())]
+    waiting = [(at[begin_of_instruction(code, lasti)], frozenset[str]())]
     seen: dict[int, frozenset[str]] = {}
     while waiting:
         index, written = waiting.pop()
@@ -193,6 +200,11 @@ def _live_and_set(code: CodeType, lasti: int) -> tuple[frozenset[str], frozenset
                 break
             index += 1
     return frozenset(live | _read_by_inner(code)), frozenset(are_set)
+
+
+def _is_of_python(instructions: Sequence[dis.Instruction], index: int) -> bool:
+    """Return whether a handler is that of each generator for StopIteration (since Python 3.12)."""
+    return instructions[index].opname == "CALL_INTRINSIC_1"
 
 
 def may_set(frame: FrameType, name: str) -> bool:

@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, final
 
 from unisono.programs.live import (
+    begin_of_instruction,
     frames_of_loop,
     has_stored,
     is_looped_over,
@@ -124,4 +125,4 @@ class StepTakers:
 
 
 def _place_of(taking: FrameType) -> tuple[CodeType, int]:
-    return taking.f_code, taking.f_lasti
+    return taking.f_code, begin_of_instruction(taking.f_code, taking.f_lasti)
