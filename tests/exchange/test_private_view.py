@@ -102,3 +102,12 @@ def test_nothing_is_looked_at_where_no_page_has_faulted(view):
     assert view.changed() == []
     values[1] += 1
     assert view.changed() == [(0, PAGE)]
+
+
+def test_changes_are_found_after_the_garbage_collector_has_closed_the_page_map(view, tmp_path):
+    view._closing()  # as where an abandoned loop is part of a cycle
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    assert other <= view._pagemap  # the number may be another file's by now
+    view.regions[0].tensors()[0][0] += 1
+    assert view.changed() == [(0, PAGE)]
+    os.close(other)

@@ -67,7 +67,8 @@ class PrivateView:
         self._faults_then = -1
         with suppress(OSError):  # gVisor has none
             self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
-            weakref.finalize(self, os.close, self._pagemap).atexit = False
+            self._closing = weakref.finalize(self, os.close, self._pagemap)
+            self._closing.atexit = False
             self._ask_the_kernel()
 
     def changed(self) -> Ranges:
@@ -171,6 +172,8 @@ class PrivateView:
 
     def _look_at_pages(self) -> Ranges:
         """Return the pages that the kernel reports as changed: proc_pid_pagemap(5), bits 61–63."""
+        if not self._closing.alive:  # by the garbage collector, before it ends an abandoned loop
+            return self._look_at_bytes()
         at, num_bytes = self._bytes.data_ptr() // _PAGE * 8, self._num_bytes // _PAGE * 8
         entries = np.frombuffer(os.pread(self._pagemap, num_bytes, at), dtype=np.uint64)
         bits = entries >> np.uint64(61)
