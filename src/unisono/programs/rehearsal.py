@@ -114,27 +114,39 @@ class Rehearsal(NamedTuple):
 
         Computations that were not judged may have written it, or code between computations.
         """
+        other = next(iter(self.others.values()), None)
         for before in begun:
             changed = [change.holder for change in before.changes()]
-            other = next(iter(self.others.values()), None)
             if other is None or all(map(self._is_written, changed)):
                 continue
             left.put_back()
-            with before.restored():
-                alone = self.again()
-
-            def after(*put_back: Holder, before: Account = before, other: Any = other) -> Seen:
-                with before.restored():
-                    with suppress(Exception):
-                        other()
-                    for holder in put_back:
-                        before.put_back(partial(is_same, holder))
-                    return self.again()
-
-            if difference(known, alone) and (differs := difference(alone, after())):
-                culprits = (each for each in changed if not difference(alone, after(each)))
+            alone = self._from_then(before)
+            if not difference(known, alone):
+                continue
+            if difference(alone, self._from_then(before)):  # generators that no longer count
+                continue
+            if differs := difference(alone, self._from_then(before, other)):
+                culprits = (
+                    each
+                    for each in changed
+                    if not difference(alone, self._from_then(before, other, [each]))
+                )
                 return _finding(next(culprits, changed[0]), before, left, differs)
         return None
+
+    def _from_then(
+        self,
+        before: Account,
+        other: Callable[[], object] = lambda: None,
+        put_back: Sequence[Holder] = (),
+    ) -> Seen:
+        """Compute this from an earlier state, after another computation; some places restored."""
+        with before.restored():
+            with suppress(Exception):
+                other()
+            for holder in put_back:
+                before.put_back(partial(is_same, holder))
+            return self.again()
 
     def _is_written(self, holder: Holder) -> bool:
         return holder.identity in self.written
