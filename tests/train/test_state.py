@@ -1,5 +1,6 @@
 """What a program keeps with its run comes back as it was, from snapshots and from checkpoints."""
 
+import ctypes
 import json
 from collections import Counter, defaultdict, deque
 
@@ -281,20 +282,22 @@ def test_keys_of_the_state_are_strings():
 
 
 @pytest.mark.slow
-def test_a_schedule_that_is_not_kept_is_told(tmp_path, capsys):
+@pytest.mark.parametrize("where", ["a variable", "the state", "an object made in C"])
+def test_a_schedule_that_is_not_kept_is_told(tmp_path, capsys, where):
     torch.manual_seed(0)  # else a line tells of weights that were drawn without
-    for keeps in (False, True):
-        model = nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
-        run = unisono.Run(model, optimizer, shards=4, directory=tmp_path / str(keeps))
-        if keeps:
-            run.state["schedule"] = schedule
-        for _ in taken(run, cross_entropy, by_sign(), batch_size=8, steps=2):
-            schedule.step()
-        told = capsys.readouterr().err.splitlines()
-        assert len(told) == (not keeps)
-        assert keeps or 'write `run.state["schedule"] = schedule`' in told[0]
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+    run = unisono.Run(model, optimizer, shards=4, directory=tmp_path)
+    if where == "the state":
+        run.state["schedule"] = schedule
+    if where != "a variable":
+        schedule = ctypes.py_object(schedule)
+    for _ in taken(run, cross_entropy, by_sign(), batch_size=8, steps=2):
+        getattr(schedule, "value", schedule).step()
+    told = [line for line in capsys.readouterr().err.splitlines() if "schedule steps" in line]
+    assert len(told) == (where == "an object made in C")
+    assert all('write `run.state["schedule"] = schedule`' in line for line in told)
 
 
 def adding(steps, directory, way):
