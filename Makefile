@@ -19,7 +19,7 @@ PYTHON_TESTS := tests/programs tests/train tests/workers tests/data tests/callba
 demo: .venv/installed      ## install what a user gets, and train a small CNN on two workers and on one, on the CPU
 	$(BIN)/unisono demo
 
-test: .venv/ready          ## every test, in about twelve minutes on two cores
+test: .venv/ready          ## every test, in about twenty minutes on two cores
 	$(BIN)/python -m pytest -q $(THREE) -m "not long and not gpu and not hosts"
 
 fast: .venv/ready          ## the quick tests, in a minute on two cores
@@ -144,7 +144,7 @@ help:
 
 .venv-python-%/ready: pyproject.toml constraints.txt
 	python$* -m venv .venv-python-$*
-	.venv-python-$*/bin/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	.venv-python-$*/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
 .venv-torch-%/ready: pyproject.toml constraints.txt
