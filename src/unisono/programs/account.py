@@ -128,7 +128,7 @@ class Account:
         return [
             key
             for key, (holder, _) in self._then.items()  # nearer places first
-            if key in rest and not is_certainly(holder.owner, self._copies.get(key))
+            if key in rest and not has_bits_of(holder.owner, self._copies.get(key))
         ]
 
     def _changes(self) -> Iterator[ChangedPlace]:
@@ -182,7 +182,7 @@ class Account:
             now.put_back()
 
 
-def is_certainly(value: Any, copy: Any) -> bool:
+def has_bits_of(value: Any, copy: Any) -> bool:
     """Return whether a tensor or an array has the bits of its copy, if that is quick to find."""
     if type(value) is not type(copy) or type(value) not in h.ARRAYS:
         return False

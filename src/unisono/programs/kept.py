@@ -36,7 +36,7 @@ from unisono.programs.account import (
     ChangedPlace,
     cloned,
     fill,
-    is_certainly,
+    has_bits_of,
     over_memory_of,
 )
 from unisono.programs.carry import AS_IT_IS, Known, Ours, Packer, Unpacker, number_of
@@ -365,7 +365,7 @@ class KeptProgram:
         remade: set[int] = set()
         for key in self._unchanged.rest():
             place = self._places[key]
-            if is_certainly(place.holder.owner, place.copy):
+            if has_bits_of(place.holder.owner, place.copy):
                 continue
             with suppress(ReferenceError):
                 now = place.holder.read()

@@ -76,7 +76,7 @@ def iterators_around(steps: Any) -> list[str]:
     """Return the names of builtin iterators around a generator that count, such as `enumerate`."""
     found, inner, seen = list[str](), [steps], {id(steps)}
     while inner:
-        # One at a time: the tuple of several arguments would refer to them, too.
+        # One at a time: a tuple of several arguments would also refer to them.
         outer = [one for each in inner for one in gc.get_referrers(each) if is_iterator(one)]
         inner = [one for one in outer if type(one) is not tuple or len(one) < _PARTS]
         inner = [one for one in inner if id(one) not in seen]

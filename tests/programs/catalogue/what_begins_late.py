@@ -98,20 +98,6 @@ t = trainer(net(), scaled)
 fit(t)
 
 
-# %% first_value_at_eight: REFUSED
-kept = {}
-
-
-def scaled(m, b):
-    if unisono.progress().step < 8:
-        return loss(m, b)
-    return loss(m, b) / kept.setdefault("std", b[0].std().item())
-
-
-t = trainer(net(), scaled)
-fit(t)
-
-
 # %% first_module_at_six: TOLD first.imported
 import sys
 import tempfile
