@@ -6,6 +6,8 @@ import contextlib
 import functools
 import io
 import json
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -225,3 +227,35 @@ def test_after_a_break_a_loss_ends_the_run_if_one_worker_has_the_state(
             unisono.launch(left_and_killed, kind, workers=2)
     else:
         assert unisono.launch(left_and_killed, kind, workers=2) == [expected] * 2
+
+
+HOLDS_ITS_STEPS = """
+import sys, torch, unisono
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = unisono.Run(model, optimizer, shards=2, directory=sys.argv[1])
+data = torch.utils.data.TensorDataset(torch.randn(40, 3))
+steps = run.steps(data, batch_size=4, epochs=2)
+for _ in range(7):
+    with next(steps) as step:
+        for (rows,) in step.shards:
+            step.backward(model(rows).mean())
+if len(sys.argv) > 2:
+    raise ValueError("by the program")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [[], ["-m", "unisono", "run", "-n", "2"]], ids=["alone", "two"])
+@pytest.mark.parametrize("raises", [[], ["raises"]], ids=["ends", "raises"])
+def test_a_loop_that_the_program_still_has_at_its_end_is_saved(tmp_path, way, raises):
+    program = tmp_path / "program.py"
+    program.write_text(HOLDS_ITS_STEPS)
+    command = [sys.executable, *way, str(program), str(tmp_path / "run"), *raises]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode != 0) == bool(raises), done.stderr
+    assert "not saved" not in done.stderr
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        "step-000000000007"
+    ]

@@ -116,6 +116,7 @@ def begin_loop(
     steps = steps_of(run, plan, plan.fetch(), takers, run.num_loops)
     if frame is None or not is_looped_over(frame):
         itself.append(weakref.ref(steps))
+        context().note_loop(steps)
     return steps
 
 

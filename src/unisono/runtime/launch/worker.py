@@ -128,7 +128,10 @@ def _live(job: Job, rank: int, link: supervisor.LauncherLink) -> int:
         if torch.distributed.is_available():
             torch_patches.apply(torch_patches.patches(link.control, rank, job.backend))
         link.notify(Begun())
-        result = run_program(job)
+        try:
+            result = run_program(job)
+        finally:
+            context().leave_loops()
         if (unsaved := context().unsaved) is not None:
             raise unsaved
     except BaseException as error:

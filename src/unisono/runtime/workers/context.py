@@ -11,10 +11,13 @@ Processes that would train alone by mistake are rejected:
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, final
 
 from unisono.runtime.faults import Faults
@@ -47,6 +50,22 @@ class Context:
         self._link: LauncherLink | None = None
         self._joined: dict[World, ReplicatedCalls] = {}
         self._met: dict[World, Rendezvous] = {}
+        self._loops: list[Callable[[], Generator[Any, None, None] | None]] = []
+
+    def note_loop(self, steps: Generator[Any, None, None]) -> None:
+        """Record a loop that has begun, so that it is closed with the program, if not before."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not self._loops:
+            atexit.register(_leave_loops)
+        self._loops = [one for one in self._loops if one() is not None]
+        self._loops.append(weakref.ref(steps))
+
+    def leave_loops(self) -> None:
+        """Close loops whose steps the program refers to at its end, so that they are saved."""
+        while self._loops:
+            if (steps := self._loops.pop()()) is not None:
+                steps.close()
 
     @property
     def supervisor(self) -> Supervisor:
@@ -132,6 +151,10 @@ def _link() -> LauncherLink:
 def context() -> Context:
     """Return the context of this process, always the same one; a fork gets a new one."""
     return per_process(Context)
+
+
+def _leave_loops() -> None:
+    context().leave_loops()
 
 
 _WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
