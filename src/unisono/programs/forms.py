@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from unisono.programs import holders as h
+from unisono.programs.iterators import is_frozen, iterators_rebuilt, reduced
 
 
 class Opaque(Exception):
@@ -63,7 +64,7 @@ _ITERATORS: dict[str, Any] = {
 
 def is_value(value: Any) -> bool:
     """Return whether a changed value is rebuilt, because it cannot be restored in place."""
-    return h.is_frozen(type(value)) or isinstance(value, _VALUES)
+    return is_frozen(type(value)) or isinstance(value, _VALUES)
 
 
 def leads_to(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -82,11 +83,11 @@ def _parts_within(value: Any) -> Iterable[Any]:
 def _is_next(value: Any) -> bool:
     """Return whether a value is the method by which an iterator advances."""
     is_bound = isinstance(value, types.MethodWrapperType) and value.__name__ == "__next__"
-    return is_bound and h.is_frozen(type(value.__self__))
+    return is_bound and is_frozen(type(value.__self__))
 
 
 def _next(iterator: Any) -> Any:
-    if not h.is_frozen(type(iterator)):
+    if not is_frozen(type(iterator)):
         raise ValueError(iterator)
     return iterator.__next__
 
@@ -205,7 +206,10 @@ def _view(name: str, of: Any) -> Any:
 
 
 def _parts_of_value(value: Any) -> tuple[Any, ...]:
-    made, arguments, *state = h.reduced(value)
+    try:
+        made, arguments, *state = reduced(value)
+    except TypeError:
+        raise Opaque(h.name_of(type(value))) from None
     name = getattr(made, "__name__", "")
     if made is iter and len(arguments) != 1:
         raise Opaque("an iterator that calls a function")
@@ -223,7 +227,7 @@ def _value(name: str, *rest: Any) -> Any:
         raise ValueError(name)
     value = make(*arguments)
     if state is not None:
-        with h.iterators_rebuilt(type(value)):
+        with iterators_rebuilt(type(value)):
             value.__setstate__(state)
     return value
 

@@ -29,10 +29,9 @@ import struct
 import sys
 import threading
 import types
-import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,6 +40,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from unisono.programs.hashes import hashed
+from unisono.programs.iterators import parts_of
 
 Content = tuple[tuple[Any, ...], tuple[Any, ...]]
 """Names, and the value of each."""
@@ -730,28 +730,6 @@ def layout_of(kind: Any) -> Any:
     return object
 
 
-def _read_frozen(owner: Any, _: Any) -> Content:
-    """Read the parts from which an iterator, a counter or the like of Python would be rebuilt."""
-    parts: list[Any] = []
-    for part in reduced(owner)[1:]:
-        parts.extend(part if type(part) is tuple else [part])
-    # Some return a new list of the remaining items each time.
-    return (), tuple(tuple(part) if type(part) is list else part for part in parts)
-
-
-def reduced(value: Any) -> tuple[Any, ...]:
-    """Return how to rebuild an object, as its `__reduce__` tells (PEP 307)."""
-    with iterators_rebuilt(type(value)):
-        return tuple(value.__reduce_ex__(4))
-
-
-def iterators_rebuilt(kind: type) -> AbstractContextManager[object]:
-    """Return a block in which `itertools` may be copied without a warning (Python 3.12, 3.13)."""
-    if kind.__module__ != "itertools" or sys.hexversion < 0x30C0000:
-        return nullcontext()
-    return warnings.catch_warnings(action="ignore", category=DeprecationWarning)
-
-
 ATTRIBUTES = Kind("attributes", _read_attributes, _put_attributes)
 NAMED = Kind("named attributes", _read_named, _put_named)
 """Of an object that belongs to the process, such as a progress bar."""
@@ -782,17 +760,11 @@ POSITION = Kind("position", _read_position, opaque=lambda owner: "how far a file
 AUTOCAST = Kind("autocast", _read_autocast, opaque=lambda owner: "what is left open")
 SUSPENDED = Kind("suspended", _read_suspended, opaque=lambda owner: f"a Python {_words(owner)}")
 MADE_IN_C = Kind("made in C", _read_made_in_c, opaque=lambda owner: f"a {name_of(type(owner))}")
-FROZEN = Kind("frozen", _read_frozen)
+FROZEN = Kind("frozen", lambda owner, _: ((), parts_of(owner)))
 LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
 """Kinds of places that lead to no others."""
 _WHOLES = {AUTOCAST, CONTEXT, ELEMENTS, CACHE, SUSPENDED, TABLE, MADE_IN_C, *LEAVES}
 _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
-
-_ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), "", b"", set(), range(0))
-_ITERATORS: set[Any] = {type(iter(each)) for each in _ITERABLES}
-_ITERATORS |= {zip, map, filter, enumerate, reversed, type(reversed([])), type(iter(deque()))}
-_ITERATORS |= {type(iter(np.zeros(1))), type(iter(int, 1))}  # of a sequence, of a function
-
 
 VIEWS: dict[Any, Callable[[Any], Any]] = {
     type({}.keys()): dict.keys,
@@ -833,13 +805,3 @@ def key_of_name(name: str) -> Any:
         return ast.literal_eval(name[1:])
     except SyntaxError as error:
         raise ValueError(f"{name!r:.40} is no key") from error
-
-
-def is_iterator(value: Any) -> bool:
-    """Return whether a value is a builtin iterator, or a tuple of iterators as in `zip`."""
-    return is_frozen(type(value)) or type(value) is tuple
-
-
-def is_frozen(kind: type) -> bool:
-    """Return whether objects of a builtin class can report the parts that would rebuild them."""
-    return kind in _ITERATORS or kind.__module__ == "itertools"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from unisono.programs.holders import is_iterator
+from unisono.programs.iterators import is_iterator
 
 # One instruction may store a variable and load another: `STORE_FAST_LOAD_FAST` (Python 3.13).
 _OF_VARIABLES = re.compile(

@@ -44,6 +44,7 @@ from torch import nn
 from unisono.programs import holders as h
 from unisono.programs.forms import FORMS
 from unisono.programs.holders import Holder
+from unisono.programs.iterators import is_frozen
 from unisono.programs.live import live_variables, names_in, set_before_read
 
 VISITED_AT_MOST = 20_000
@@ -266,7 +267,7 @@ class Walk:
             yield from self._hold(path, h.CONTEXT, value, own=True)
         elif isinstance(value, (bytearray, array.array, *_OF_C)):
             self._note(path, h.BYTES, value, own=is_own)
-        elif h.is_frozen(kind):
+        elif is_frozen(kind):
             yield from self._hold(path, h.FROZEN, value, own=is_own)
         elif isinstance(value, h.SUSPENDABLE):
             if not h.gives_steps(value):

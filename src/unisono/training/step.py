@@ -17,7 +17,7 @@ from unisono.engine.state.run_state import Position
 from unisono.engine.step.records import Phase, StepMeans, UndoneMeans
 from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
-from unisono.programs.holders import is_iterator
+from unisono.programs.iterators import is_iterator
 from unisono.programs.live import is_looped_over
 from unisono.runtime.device import host
 from unisono.runtime.habits import attributes_met
