@@ -8,6 +8,8 @@ hundredth of the time since the last one.
 from __future__ import annotations
 
 import enum
+import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -46,7 +48,7 @@ class BoundaryTasks(enum.IntFlag):
 
 _LEFT_UNDONE = (
     "the program has left its loop after a step that was undone, as a worker was lost in it, so "
-    "the run is back at step {}: skip such a step with `if not step.is_done: continue`"
+    "all workers start again, from step {}: skip such a step with `if not step.is_done: continue`"
 )
 
 
@@ -176,7 +178,9 @@ class Boundary:
         the shared state any more, and the worker copies all of it that it can see.
         """
         if self._is_undone:
+            # Nobody can continue in a loop that the program has left, but replacements can.
             self.run.say_once(_LEFT_UNDONE.format(self._kept.position.step))
+            os.kill(os.getpid(), signal.SIGKILL)
         if not self.is_between_steps or self._exchange.is_lost or self._exchange.is_in_pieces:
             return
         if self._keeps and self._team.leads_host:
