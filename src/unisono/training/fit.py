@@ -262,6 +262,7 @@ class FitUnderWay(Observer):
             from_step, self._next = self._next, step.number
             if self._kept_step is not None and self._kept_step > self.step:
                 self._kept_step = None
+            self._leave_out_failed()
             self._callbacks.call("on_went_back", self, from_step)
         self._find_checkpoints()
         self._callbacks.call("on_step_begin", self)
@@ -345,13 +346,17 @@ class FitUnderWay(Observer):
             self._kept_step = self._context.checkpoints.kept_step
         if self._has_memory:
             self._memory.begin()
-        loop, failed = self._run.last.get(_FAILED, (0, ()))
-        if loop == self._context.num_loops:
-            self._callbacks.leave_out(failed)
+        self._leave_out_failed()
         with as_it_was(self._context) if self.own_callbacks else nullcontext():
             self._callbacks.call("on_begin", self)
         self._context.has_begun()
         self._conclusions.draw_left()
+
+    def _leave_out_failed(self) -> None:
+        """Leave out the program's callbacks that had failed when the run's state was saved."""
+        loop, failed = self._run.last.get(_FAILED, (0, ()))
+        names = failed if loop == self._context.num_loops else ()
+        self._callbacks.leave_out(names, again=self.own_callbacks.values())
 
     def _end(self) -> Summary:
         """Run end-of-fit actions once all steps are done, even if other workers did them."""

@@ -435,9 +435,10 @@ class Callbacks:
         named = zip(self.names, self._callbacks, strict=True)
         return [name for name, callback in named if callback in self._failed]
 
-    def leave_out(self, names: Collection[str]) -> None:
-        """Call some callbacks no more, as they failed in an earlier process of this call."""
+    def leave_out(self, names: Collection[str], again: Collection[Callback] = ()) -> None:
+        """Call some callbacks no more, as they had failed before; call those of `again` again."""
         named = zip(self.names, self._callbacks, strict=True)
+        self._failed = [one for one in self._failed if one not in again]
         self._failed += [one for name, one in named if name in names and one not in self._failed]
 
     def behind(self, moment: str) -> list[str]:
