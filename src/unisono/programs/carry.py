@@ -36,6 +36,7 @@ from torch import nn
 
 from unisono.programs import holders as h
 from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value, leads_to
+from unisono.programs.frames import KEPT_FRAMES
 from unisono.programs.live import may_set, names_in
 from unisono.programs.overlaps import (
     KnownMemory,
@@ -445,7 +446,7 @@ class Packer:
             return {"@": "cell of", "of": list(self._cells[id(cell)])}
         if id(cell) in self._numbers:
             return {"@": "again", "n": self._numbers[id(cell)]}
-        frames = (one for one in self._known.things.values() if isinstance(one, types.FrameType))
+        frames = (one for one in self._known.things.values() if isinstance(one, KEPT_FRAMES))
         if any(code in _codes_in(one.f_code) and may_set(one, name) for one in frames):
             raise Opaque(f"a function that shares the variable `{name}` with the loop")
         self._numbers[id(cell)] = number = len(self._numbers)

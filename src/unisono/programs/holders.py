@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from unisono.programs.frames import KeptFrame
 from unisono.programs.hashes import hashed
 from unisono.programs.iterators import parts_of
 
@@ -323,11 +324,11 @@ def _delete(owner: Any, name: str) -> None:
     del _space(owner)[name]
 
 
-def _read_frame(owner: types.FrameType, names: Any) -> Content:
+def _read_frame(owner: KeptFrame, names: Any) -> Content:
     return _read_names(owner.f_locals, names)
 
 
-def _put_frame(owner: types.FrameType, names: Any, content: Content) -> None:
+def _put_frame(owner: KeptFrame, names: Any, content: Content) -> None:
     """Set variables of a running function (PEP 667; before Python 3.13, through the C API)."""
     variables = owner.f_locals
     variables.update(dict(zip(*content, strict=True)))

@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from copy import copy as copied
-from types import FrameType
 from typing import Any, NamedTuple, final
 
 import torch
@@ -41,6 +40,7 @@ from unisono.programs.account import (
 )
 from unisono.programs.carry import AS_IT_IS, Known, Ours, Packer, Unpacker, number_of
 from unisono.programs.forms import Opaque, is_value, leads_to
+from unisono.programs.frames import KeptFrame
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
 from unisono.programs.overlaps import overlapping
@@ -135,7 +135,7 @@ class KeptProgram:
         self,
         passes: Mapping[str, Any],
         between: Mapping[str, Any],
-        loops: Iterable[FrameType],
+        loops: Iterable[KeptFrame],
         themselves: Collection[int] = (),
         apart: Collection[int] = (),
     ) -> None:

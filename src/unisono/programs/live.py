@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
+from unisono.programs.frames import KeptFrame
 from unisono.programs.iterators import is_iterator
 
 # One instruction may store a variable and load another: `STORE_FAST_LOAD_FAST` (Python 3.13).
@@ -29,7 +30,7 @@ _CACHE, _GET_ITER = dis.opmap["CACHE"], dis.opmap["GET_ITER"]
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
-def variables_of(frame: FrameType) -> dict[str, Any]:
+def variables_of(frame: KeptFrame) -> dict[str, Any]:
     """Return the existing variables that a frame's code names, by name."""
     there = {**frame.f_globals, **frame.f_locals}
     code = frame.f_code
@@ -93,7 +94,7 @@ def begin_of_instruction(code: CodeType, lasti: int) -> int:
     return max((offset for offset in offsets if offset <= lasti), default=0)
 
 
-def frames_of_loop(taking: FrameType, asking: FrameType) -> list[FrameType]:
+def frames_of_loop(taking: FrameType, asking: FrameType | None) -> list[FrameType]:
     """Return the frames from the one that takes the steps to the one that requested them.
 
     If that one has returned the steps, it is the one that takes them.
@@ -102,7 +103,7 @@ def frames_of_loop(taking: FrameType, asking: FrameType) -> list[FrameType]:
     while frame is not asking and frame.f_back is not None:
         frames.append(frame)
         frame = frame.f_back
-    return [*frames, asking] if frame is asking else [taking]
+    return [*frames, frame] if frame is asking else [taking]
 
 
 def takers_of(frame: FrameType) -> list[FrameType]:
@@ -114,7 +115,7 @@ def takers_of(frame: FrameType) -> list[FrameType]:
     return frames
 
 
-def has_stored(frame: FrameType | None, since: int) -> bool:
+def has_stored(frame: KeptFrame | None, since: int) -> bool:
     """Return whether a frame may have set variables since it was at an instruction."""
     if frame is None:
         return False
@@ -152,12 +153,12 @@ def _collects(instructions: Sequence[dis.Instruction], loop: dis.Instruction) ->
     return False
 
 
-def live_variables(frame: FrameType) -> frozenset[str]:
+def live_variables(frame: KeptFrame) -> frozenset[str]:
     """Return the names of variables that may be read before they are set again."""
     return _live_and_set(frame.f_code, frame.f_lasti)[0]
 
 
-def set_before_read(frame: FrameType) -> frozenset[str]:
+def set_before_read(frame: KeptFrame) -> frozenset[str]:
     """Return the names of variables that will only be read after they are set again."""
     live, are_set = _live_and_set(frame.f_code, frame.f_lasti)
     return are_set - live
@@ -207,7 +208,7 @@ def _is_of_python(instructions: Sequence[dis.Instruction], index: int) -> bool:
     return instructions[index].opname == "CALL_INTRINSIC_1"
 
 
-def may_set(frame: FrameType, name: str) -> bool:
+def may_set(frame: KeptFrame, name: str) -> bool:
     """Return whether a variable that a frame shares with inner functions may be set again."""
     return _may_set(frame.f_code, frame.f_lasti, name)
 

@@ -43,6 +43,7 @@ from torch import nn
 
 from unisono.programs import holders as h
 from unisono.programs.forms import FORMS
+from unisono.programs.frames import KEPT_FRAMES, KeptFrame
 from unisono.programs.holders import Holder
 from unisono.programs.iterators import is_frozen
 from unisono.programs.live import live_variables, names_in, set_before_read
@@ -298,7 +299,7 @@ class Walk:
             yield path, value.func, False
         elif isinstance(value, types.FunctionType):
             yield from self._of_function(path, value)
-        elif isinstance(value, types.FrameType):
+        elif isinstance(value, KEPT_FRAMES):
             yield from self._of_frame(path, value)
         elif isinstance(value, type):
             yield from self._of_class(path, value)
@@ -410,7 +411,7 @@ class Walk:
                 if name in space and type(space[name]) not in _LEAVES:
                     yield known[name], space[name], True
 
-    def _of_frame(self, path: str, frame: types.FrameType) -> Iterator[Found]:
+    def _of_frame(self, path: str, frame: KeptFrame) -> Iterator[Found]:
         code = frame.f_code
         names = {*names_in(code), *code.co_varnames, *code.co_cellvars, *code.co_freevars}
         named, live = set(self.names), live_variables(frame)
@@ -633,7 +634,7 @@ def _is_installed(name: str) -> bool:
     )
 
 
-def is_of_program(frame: types.FrameType) -> bool:
+def is_of_program(frame: KeptFrame) -> bool:
     """Return whether a frame runs code of the program."""
     return not is_of_a_library(frame.f_globals.get("__name__"))
 

@@ -37,6 +37,7 @@ from unisono.engine.step.combined_buffers import ways_of
 from unisono.engine.step.engine import StepEngine
 from unisono.engine.step.records import PhaseTimers
 from unisono.programs.forked import ForkedCopy
+from unisono.programs.frames import kept_frame
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.live import is_looped_over
 from unisono.runtime.device import num_threads
@@ -95,9 +96,10 @@ def begin_loop(
     every = None if run.checkpoints is None else run.checkpoints.every
     if plan.samples.is_endless and every is not None and every.epochs is not None:
         raise no_epochs("checkpoint")
-    run.loss, run.functions, run.frame = loss, functions, frame
+    run.loss, run.functions = loss, functions
+    run.frame = None if frame is None else kept_frame(frame)
     run.observer = Observer() if observer is None else observer
-    watch_program(run, plan, [] if frame is None else [frame], are_all=frame is None)
+    watch_program(run, plan, [] if run.frame is None else [run.frame], are_all=frame is None)
     model, optimizer, device = run.kept.model, run.kept.optimizer, run.device
     check_split_before(model, device)
     if not device.is_host:

@@ -36,6 +36,7 @@ from unisono.engine.step.transforms import Gradients
 from unisono.errors import MismatchError
 from unisono.programs.account import Account, ChangedPlace, over_memory_of
 from unisono.programs.carry import Known
+from unisono.programs.frames import KeptFrame, frame_of, kept_frame
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.hashes import hashed
 from unisono.programs.holders import SETTINGS_OF_PROCESS, Holder
@@ -94,7 +95,7 @@ class Rehearsals:
         self._earlier: dict[str, Callable[[], Seen]] = {}  # earlier rehearsals
         self._functions = {n: programs_own(of) for n, of in functions.items() if of is not None}
         self._before: Account | None = None  # the passes of this step
-        self._inner: Sequence[FrameType] = ()  # those that take batches
+        self._inner: Sequence[KeptFrame] = ()  # those that take batches
         self._walk: Walk | None = None  # the newest one
         self._last: Account | None = None  # of it
         self._known: tuple[Walk, Account] | None = None  # the walk before
@@ -185,7 +186,7 @@ class Rehearsals:
         """
         assert self._run.frame is not None
         outer = self._run.frame, *self._run.takers
-        frames = frames_of_loop(taking, self._run.frame)
+        frames = map(kept_frame, frames_of_loop(taking, frame_of(self._run.frame)))
         self._inner = [one for one in frames if one not in outer and is_of_program(one)]
         copied = spare_copy if self.is_exact else (lambda batch: None)
         body = BodyRehearsal(

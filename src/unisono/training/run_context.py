@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, final
 
 from torch import nn
@@ -21,6 +21,7 @@ from unisono.engine.step.shard_passes import ShardPasses
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import default_shards
 from unisono.programs.account import Account
+from unisono.programs.frames import KeptFrame
 from unisono.programs.holders import Holder
 from unisono.programs.kept import KeptProgram
 from unisono.programs.live import variables_of
@@ -77,8 +78,8 @@ class RunContext:
     observer: Observer = field(default_factory=Observer)  # observes the run now
     # computes a batch's loss; None in loops where the program does
     loss: Callable[[nn.Module, Any], Any] | None = None
-    frame: FrameType | None = None  # of the program's own loop, while it runs
-    takers: Sequence[FrameType] = ()  # if that is of a generator, those that take what it yields
+    frame: KeptFrame | None = None  # of the program's own loop, while it runs
+    takers: Sequence[KeptFrame] = ()  # if that is of a generator, those that take what it yields
     functions: Sequence[Any] = ()  # the program's, called in the loop's passes, as far as known
     engine: StepEngine | None = None  # computes the steps of the current loop
     memory: RunMemory | None = None  # of the newest loop

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import Any, final
 
+from unisono.programs.frames import KeptFrame, frame_of, kept_frame
 from unisono.programs.live import (
     begin_of_instruction,
     frames_of_loop,
@@ -62,8 +63,8 @@ class StepTakers:
         self, run: RunContext, asking: FrameType, itself: Sequence[Callable[[], Any]]
     ) -> None:
         self._run, self._itself = run, itself
-        self._asking, self._asked_at = asking, asking.f_lasti
-        self._frames, self._then = [asking], list[FrameType]()
+        self._asking, self._asked_at = kept_frame(asking), asking.f_lasti
+        self._frames, self._then = [self._asking], list[KeptFrame]()
         self._num_looks = 0
         self._until_taken = ExitStack()
         if not is_looped_over(asking):
@@ -72,9 +73,10 @@ class StepTakers:
     def find(self, taking: FrameType) -> None:
         """Find all frames, once one takes the first step."""
         run = self._run
-        run.frame = frames_of_loop(taking, self._asking)[-1]
-        run.takers = [one for one in takers_of(run.frame) if is_of_program(one)]
-        self._frames = [*frames_of_loop(taking, run.frame), *run.takers]
+        frame = frames_of_loop(taking, frame_of(self._asking))[-1]
+        run.frame = kept_frame(frame)
+        run.takers = [kept_frame(one) for one in takers_of(frame) if is_of_program(one)]
+        self._frames = [*map(kept_frame, frames_of_loop(taking, frame)), *run.takers]
 
     def watch(self, plan: LoopPlan) -> None:
         """Watch the variables of all frames, and undo what was done after the steps were asked for.
@@ -107,10 +109,10 @@ class StepTakers:
     def check(self, taking: FrameType, step: Step, *, is_first: bool) -> None:
         """Report what the code that has taken a step may keep where Unisono cannot see it."""
         takers, run = [taking, *takers_of(taking)], self._run
-        if takers != self._then:
+        if (kept := [*map(kept_frame, takers)]) != self._then:
             if not (is_first and all(map(takes_in_a_loop, takers))):
                 run.say_once(_UNSEEN)
-            self._then = takers
+            self._then = kept
         if is_first:
             report_loop(run, step)
             is_new = run.loops_seen[_place_of(taking)] <= 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -12,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from unisono.data.data_reading import is_stream
 from unisono.data.epoch_order import EpochOrder, KeptOrder
 from unisono.engine.state.optimizer_state import optimizers_as_objects, tensors_of
+from unisono.programs.frames import KeptFrame
 from unisono.programs.kept import KEY, KeptProgram
 from unisono.programs.walk import LONG, VISITED_AT_MOST, programs_own
 from unisono.training.loop_plan import LoopPlan
@@ -22,7 +22,7 @@ ORDER_KEY = "unisono.order"
 
 
 def watch_program(
-    run: RunContext, plan: LoopPlan, loops: Sequence[FrameType], *, are_all: bool
+    run: RunContext, plan: LoopPlan, loops: Sequence[KeptFrame], *, are_all: bool
 ) -> None:
     """Register what the program may change between steps, so that it is saved with the run.
 
