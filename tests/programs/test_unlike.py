@@ -51,6 +51,18 @@ def test_plain_values_and_tuples_are_exchanged():
     assert not lines
 
 
+def test_the_id_of_an_object_means_the_object_that_a_worker_has_there():
+    some, others = SimpleNamespace(), SimpleNamespace()
+
+    def by_id(first, second):
+        gains = {id(first): 1.0, id(second): 2.0, 7: "a"}
+        return {"objects": [first, second], "gains": gains, "newest": id(second)}
+
+    assert unlike_of(by_id(some, others), by_id(others, some)) == ([[], []], [])
+    (here, _), _ = unlike_of(by_id(some, others), by_id(some, others) | {"newest": id(some)})
+    assert here == [("thing.value['newest']", id(others), id(some))]
+
+
 def test_a_function_that_only_the_other_worker_can_find_is_reported():
     names = [{}, {}]
     for rank, space in enumerate(names):

@@ -159,12 +159,14 @@ def _values(
                 if type(slot) in (str, int):
                     with suppress(Exception):  # such as an object made in C
                         packed = _packed(packer, value, owners)
-                        yield f"{holder.key}\0{slot}", (holder, slot, value, packed)
+                        # The `id` of an object differs between workers.
+                        name = slot if type(slot) is str else json.dumps(packer.pack(slot))
+                        yield f"{holder.key}\0{name}", (holder, slot, value, packed)
 
 
 def _packed(packer: Packer, value: Any, owners: set[int]) -> Any:
     if type(value) in _PLAIN:
-        return value
+        return packer.pack(value)
     is_place = id(value) in owners and not isinstance(value, _BY_NAME)
     if is_place or isinstance(value, GENERATORS):  # which are seeded alike
         return ""
