@@ -10,7 +10,7 @@ THREE := -n 3 --dist worksteal
 # pip takes the newest torch of its index where it is told none.
 TORCHES := $(shell sed -n 's/.*"torch>=\(.*\)",/\1/p' pyproject.toml) $(shell sed -n 's/^torch==//p' constraints.txt) newest
 TORCH_TESTS := tests/parity tests/exchange tests/step tests/state tests/checkpoint tests/c10d tests/ddp
-PYTHONS := 3.12 3.13
+PYTHONS := 3.12 3.13 3.14
 PYTHON_TESTS := tests/programs tests/train tests/workers tests/data tests/callbacks tests/launch
 
 .PRECIOUS: .venv-torch-%/ready .venv-python-%/ready
@@ -49,7 +49,7 @@ test-torch: $(TORCHES:%=test-torch-%)  ## parity and contracts on the oldest tor
 test-torch-%: .venv-torch-%/ready
 	.venv-torch-$*/bin/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts" $(TORCH_TESTS)
 
-test-python: $(PYTHONS:%=test-python-%)  ## what depends on the interpreter, on python3.12 and python3.13; PYTHONS=3.13 for one
+test-python: $(PYTHONS:%=test-python-%)  ## what depends on the interpreter, on python3.12, python3.13 and python3.14; PYTHONS=3.14 for one
 
 test-python-%: .venv-python-%/ready
 	.venv-python-$*/bin/python -m pytest -q $(TWO) -m "not long and not gpu and not hosts" $(PYTHON_TESTS)
