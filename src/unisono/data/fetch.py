@@ -112,6 +112,7 @@ class Reader:
 
     Attributes:
         takes_many: whether the dataset reads several samples at once.
+        tell: receives a line for the user.
     """
 
     def __init__(
@@ -126,7 +127,10 @@ class Reader:
         self._draws = not lies_in_memory(dataset)
         self.takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
         self._places: dict[int, int] = {}  # of samples read twice
-        self._twice = SecondReading(collator) if self._draws or collator.is_programs else None
+        self.tell: Callable[[str], object] = lambda line: None
+        self._twice: SecondReading | None = None
+        if self._draws or collator.is_programs:
+            self._twice = SecondReading(collator, lambda line: self.tell(line))
 
     def __call__(
         self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None

@@ -15,6 +15,7 @@ costs 0.3 % of the time. Streams cannot be read twice.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -24,7 +25,7 @@ from typing import Any, final
 
 from unisono.data.collating import Collator
 from unisono.errors import LoadingError
-from unisono.programs.account import Account, over_shared_memory
+from unisono.programs.account import Account, ChangedPlace, over_shared_memory
 from unisono.programs.hashes import hashed
 from unisono.programs.holders import drawn_by
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen
@@ -46,6 +47,10 @@ _KEPT = (
     f"reads it again, as if it kept what it drew: {_APART}"
 )
 _MADE = "made"
+COUNTS_LINE = (
+    "`{}` changes whenever this process reads a sample, but other workers read other samples, and "
+    "some are read twice: count from `step.indices`, as in `on_step_end`"
+)
 _OTHERS = (
     "reading the same sample twice gave different values: draw from torch's, numpy's or "
     "Python's default generator, or from one that is an attribute, and leave out the time, the "
@@ -55,9 +60,16 @@ _OTHERS = (
 
 @final
 class SecondReading:
-    """Checks the samples of one process in one loop."""
+    """Checks the samples of one process in one loop.
 
-    def __init__(self, collator: Collator) -> None:
+    `tell` receives a line about what is counted, but not in a loader process: the program never
+    sees its counts.
+    """
+
+    def __init__(
+        self, collator: Collator, tell: Callable[[str], object] = lambda line: None
+    ) -> None:
+        self._tell = tell
         self._collator, self._pid = collator, os.getpid()
         self._due_at_s = -math.inf
         self._num_batches = 0
@@ -127,11 +139,17 @@ class SecondReading:
         self._earlier = reading
         moments = [before] if self._begun is None else [before, self._begun]
         self._begun = moments[-1]
-        rehearsal = Rehearsal(self._account, reading, self._written, None, others)
+        grows = self._tell_counts if os.getpid() == self._pid else _tell_nothing
+        rehearsal = Rehearsal(self._account, reading, self._written, None, others, grows)
         finding = rehearsal.judge(moments, once)
         if finding is None:
             before.put_back()
         return finding
+
+    def _tell_counts(self, left: Account, grown: Sequence[ChangedPlace]) -> None:
+        paths = (path for each in grown for path in each.numbers(left.content(each.holder)))
+        for path in itertools.islice(paths, 1):
+            self._tell(COUNTS_LINE.format(path))
 
     def _unseeded(self, reading: Callable[[], object]) -> str:
         """Return the path to a generator made since the last look that samples draw from."""
@@ -168,6 +186,10 @@ class SecondReading:
                 told += hashed(self._collator.collate(numbers, samples, epoch, seeds))
             drawn += hashed([drawn_so_far(), own.states()])
         return {"told": told, _DRAWN: drawn}
+
+
+def _tell_nothing(left: Account, grown: Sequence[ChangedPlace]) -> None:
+    """Ignore what a loader process counts."""
 
 
 def _reason(finding: Dependence) -> str:

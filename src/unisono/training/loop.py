@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 from unisono.data.data_reading import length_of
-from unisono.data.fetch import Fetch
+from unisono.data.fetch import Fetch, Reader
 from unisono.data.loader import Loader
 from unisono.engine.exchange.choice import EXCHANGE_VARIABLE, chosen, divides_state
 from unisono.engine.exchange.exchange import Exchange
@@ -228,6 +228,8 @@ def _loader(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Loader:
     if plan.reading.loader_workers:
         state = (*run.kept.model.parameters(), *run.kept.model.buffers())
         look = partial(ForkedCopy, plan.program, set(map(id, state)))
+    if isinstance(fetch, Reader):
+        fetch.tell = run.say_once
     return plan.loader(fetch, run.kept.position, run.device, look=look, tell=run.say_once)
 
 

@@ -91,3 +91,38 @@ class Loss:
 
 t = trainer(net(), Loss())
 fit(t)
+
+
+# %% labels_that_are_shown: TOLD whenever.this.process.reads
+import collections
+
+
+class Counted(Rows):
+    def __init__(self):
+        self.labels = collections.Counter()
+
+    def __getitem__(self, index):
+        row, label = super().__getitem__(index)
+        self.labels[int(label)] += 1
+        return row, label
+
+
+t = trainer(net())
+fit(t, counted := Counted())
+result = sorted(counted.labels.items())
+
+
+# %% labels_of_the_steps_indices: SAME
+import collections
+
+labels = collections.Counter()
+
+
+class Counts(Callback):
+    def on_step_end(self, fit, step):
+        labels.update(int(Y[index]) for index in step.indices)
+
+
+t = trainer(net(), callbacks=[Counts()])
+fit(t, Rows())
+result = sorted(labels.items())
