@@ -266,12 +266,20 @@ class Packer:
         self._shared = {span: copy_of_memory(span) for span in shared}
         self.spans: list[Span] = []
         self._whole: Any = None
-        self._paths = {id(thing): path for path, thing in known.things.items()}
-        self._of_model = known.names_of_tensors()
         self._numbers: dict[int, int] = {}
         self._memories: dict[int, list[tuple[str, torch.Tensor]]] = {}
         self._kept: list[Any] = []  # so that their `id` is not reused
         self._depth = 0
+
+    # Plain values, which are most of what programs change, need neither.
+
+    @functools.cached_property
+    def _paths(self) -> dict[int, str]:
+        return {id(thing): path for path, thing in self._known.things.items()}
+
+    @functools.cached_property
+    def _of_model(self) -> dict[int, str]:
+        return self._known.names_of_tensors()
 
     def pack(self, value: Any, *, inside: bool = False) -> Packed:
         """Convert a value; raises Opaque. `inside`: convert the value, not its known path."""
