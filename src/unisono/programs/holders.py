@@ -496,9 +496,10 @@ _OF_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # differ b
 
 
 def _read_settings(owner: Any, names: Any) -> Content:
-    there = [name for name in names if name in os.environ and name not in _OF_PLACE]
+    # A program names hundreds of things, and few variables of the environment.
+    there = sorted(name for name in os.environ if name in names and name not in _OF_PLACE)
     variables = {f"{_ENVIRONMENT}{name}": os.environ[name] for name in there}
-    settings = {name: get() for name, (word, get, _) in owner.items() if word in {*names, ""}}
+    settings = {name: get() for name, (word, get, _) in owner.items() if not word or word in names}
     return (*settings, *variables), (*settings.values(), *variables.values())
 
 
