@@ -60,11 +60,7 @@ _OTHERS = (
 
 @final
 class SecondReading:
-    """Checks the samples of one process in one loop.
-
-    `tell` receives a line about what is counted, but not in a loader process: the program never
-    sees its counts.
-    """
+    """Checks the samples of one process in one loop; `tell` receives a line about counts."""
 
     def __init__(
         self, collator: Collator, tell: Callable[[str], object] = lambda line: None
@@ -139,14 +135,16 @@ class SecondReading:
         self._earlier = reading
         moments = [before] if self._begun is None else [before, self._begun]
         self._begun = moments[-1]
-        grows = self._tell_counts if os.getpid() == self._pid else _tell_nothing
-        rehearsal = Rehearsal(self._account, reading, self._written, None, others, grows)
+        tell = self._tell_counts
+        rehearsal = Rehearsal(self._account, reading, self._written, None, others, tell)
         finding = rehearsal.judge(moments, once)
         if finding is None:
             before.put_back()
         return finding
 
     def _tell_counts(self, left: Account, grown: Sequence[ChangedPlace]) -> None:
+        if os.getpid() != self._pid:
+            return  # the program never sees what a loader process counts
         paths = (path for each in grown for path in each.numbers(left.content(each.holder)))
         for path in itertools.islice(paths, 1):
             self._tell(COUNTS_LINE.format(path))
@@ -186,10 +184,6 @@ class SecondReading:
                 told += hashed(self._collator.collate(numbers, samples, epoch, seeds))
             drawn += hashed([drawn_so_far(), own.states()])
         return {"told": told, _DRAWN: drawn}
-
-
-def _tell_nothing(left: Account, grown: Sequence[ChangedPlace]) -> None:
-    """Ignore what a loader process counts."""
 
 
 def _reason(finding: Dependence) -> str:
