@@ -95,10 +95,36 @@ def raises_around_a_helper(seen):
         raises(step)
 
 
+def breaks_around_a_helper(seen):
+    def watched():
+        for step in steps(seen):
+            yield step + 1
+
+    for number, step in enumerate(watched()):
+        if step + number > 3:
+            break
+
+
+def returns_in_a_helper_around_a_helper(seen):
+    def watched():
+        for step in steps(seen):
+            yield step + 1
+
+    def some():
+        for step in watched():
+            yield step
+            if step == 3:
+                return
+
+    return [*some()]
+
+
 NEVER_RAISED = [LeftError("never"), ValueError("never")]
 
 
-@pytest.mark.parametrize("leaves", [breaks, returns])
+@pytest.mark.parametrize(
+    "leaves", [breaks, returns, breaks_around_a_helper, returns_in_a_helper_around_a_helper]
+)
 def test_a_loop_that_is_left_without_an_exception_has_none(leaves):
     seen = []
     leaves(seen)

@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from unisono.errors import UnisonoError
 
-_DROPPING = {"POP_TOP"}  # `break` and `return` drop a loop's iterator
+_DROPPING = "POP_TOP"  # `break` and `return` drop a loop's iterator
 _RAISING_AGAIN = {"RAISE_VARARGS", "RERAISE"}  # without another traceback
 _UNKNOWN = (
     "the program must leave its loop by the same exception again, but several were under way, so "
@@ -29,8 +29,8 @@ def raised_in(frames: Sequence[types.FrameType]) -> BaseException | None:
     Returns a UnisonoError if it cannot be told from others. The frames run code that leaves a loop.
     """
     instructions = {_instruction(frame.f_code, frame.f_lasti) for frame in frames}
-    if instructions <= _DROPPING:
-        return None  # the rest is slow
+    if _DROPPING in instructions:
+        return None  # what is within that frame is closed; the rest is slow
     through = [one for one in gc.get_referrers(*frames) if type(one) is types.TracebackType]
     passing = [one for one in through if one.tb_lasti == one.tb_frame.f_lasti]
     if not passing and not instructions.isdisjoint(_RAISING_AGAIN):
