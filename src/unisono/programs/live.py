@@ -27,6 +27,7 @@ _COLLECTS = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
 _PARTS = 16  # of a `zip`
 _STORES = {number for name, number in dis.opmap.items() if name.startswith("STORE")}
 _CACHE, _GET_ITER = dis.opmap["CACHE"], dis.opmap["GET_ITER"]
+_OF_STACK = ("POP_TOP", "SWAP", "END_FOR", "POP_ITER", "NOP", "COPY", "PUSH_NULL")
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
@@ -151,6 +152,68 @@ def _collects(instructions: Sequence[dis.Instruction], loop: dis.Instruction) ->
             if loop in around[1 - depth :]:
                 return True
     return False
+
+
+def goes_elsewhere(frame: FrameType) -> bool:
+    """Return whether a frame drops a loop's iterator to go elsewhere than where the loop ends.
+
+    So does a `return` within a loop, and a `break` past its `else`.
+    """
+    return _goes_elsewhere(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=256)
+def _goes_elsewhere(code: CodeType, lasti: int) -> bool:
+    instructions = list(dis.get_instructions(code))
+    at = {each.offset: index for index, each in enumerate(instructions)}
+    here = at[begin_of_instruction(code, lasti)]
+    around = [
+        each
+        for each in instructions
+        if each.opname == "FOR_ITER" and each.offset < lasti < each.argval
+    ]
+    if not around or instructions[here].opname != "POP_TOP":
+        return False
+    # A `return` drops the iterators of loops within this one first.
+    statement = instructions[here].positions
+    dropped = [each for each in instructions[:here] if each.positions == statement]
+    inner = [each.opname for each in dropped].count("POP_TOP")
+    end = at[around[max(0, len(around) - 1 - inner)].argval]
+    returned = _returned(instructions, here + 1)
+    if returned is None:
+        return _next(instructions, here + 1) != _next(instructions, end)
+    if instructions[here - 1].opname == "SWAP":  # with a value, which was computed before
+        value = instructions[here - 2 - 2 * inner]
+        returned = [value.argval if value.opname.startswith("LOAD") else value, *returned]
+    return returned != _returned(instructions, end)
+
+
+def _next(instructions: Sequence[dis.Instruction], index: int) -> int:
+    """Return where the next instruction begins that does more than to jump or to tidy the stack."""
+    at = {each.offset: number for number, each in enumerate(instructions)}
+    while (each := instructions[index]).opname in _OF_STACK or each.opname.startswith("JUMP_"):
+        if each.opname.startswith("JUMP_"):
+            if "IF" in each.opname:
+                break
+            index = at[each.argval]
+        else:
+            index += 1
+    return each.offset
+
+
+def _returned(instructions: Sequence[dis.Instruction], index: int) -> list[Any] | None:
+    """Return what is done from an instruction on until a frame returns; None: that depends."""
+    done = list[Any]()
+    for each in instructions[index:]:
+        if each.opname in ("RETURN_VALUE", "RETURN_CONST"):
+            return done + [each.argval] * (each.opname == "RETURN_CONST")
+        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            return None
+        if each.opname.startswith("LOAD"):  # of which there are several
+            done.append(each.argval)
+        elif each.opname not in _OF_STACK:
+            done.append(each.opname)
+    return None
 
 
 def live_variables(frame: KeptFrame) -> frozenset[str]:

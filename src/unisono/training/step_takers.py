@@ -22,6 +22,7 @@ from unisono.programs.frames import KeptFrame, frame_of, kept_frame
 from unisono.programs.live import (
     begin_of_instruction,
     frames_of_loop,
+    goes_elsewhere,
     has_stored,
     is_looped_over,
     iterators_around,
@@ -42,6 +43,15 @@ _UNSEEN = (
     "the code that iterates over the steps may keep state that Unisono cannot see (a "
     "comprehension, `reduce`, a recursive function), which starts over when the run resumes or a "
     "worker is replaced: write `for step in run.steps(…):`, and keep state in variables"
+)
+_PAST_ITS_END = (
+    "`{}` leaves its loop over the steps by `return`, or past an `else` (line {}), but a run that "
+    "resumes and a worker that joins pass over a loop that has ended as if no steps were left: "
+    "leave it by `break`, without `else`, and return after it"
+)
+_ELSEWHERE = (
+    "the steps of one loop are taken in two places (line {} and line {}), but a run that resumes "
+    "and a worker that joins begin in the first: take them in one place, or call `run.steps` twice"
 )
 _COUNTED = (
     "`{}` around the steps starts over when the run resumes or a worker is replaced: derive what "
@@ -66,6 +76,7 @@ class StepTakers:
         self._asking, self._asked_at = kept_frame(asking), asking.f_lasti
         self._frames, self._then = [self._asking], list[KeptFrame]()
         self._num_looks = 0
+        self._place, self._line = _place_of(asking), 0  # where the first step is taken
         self._until_taken = ExitStack()
         if not is_looped_over(asking):
             self._until_taken.enter_context(as_it_was(run))
@@ -114,6 +125,10 @@ class StepTakers:
                 run.say_once(_UNSEEN)
             self._then = kept
         if is_first:
+            self._place, self._line = _place_of(taking), taking.f_lineno
+        elif self._place != _place_of(taking):
+            run.say_once(_ELSEWHERE.format(self._line, taking.f_lineno))
+        if is_first:
             report_loop(run, step)
             is_new = run.loops_seen[_place_of(taking)] <= 1
             # This is slow.
@@ -122,8 +137,11 @@ class StepTakers:
 
     def note_left(self, taking: FrameType) -> None:
         """Record by which exception the program leaves the loop, if by one."""
-        if (error := raised_in([taking, *takers_of(taking)])) is not None:
+        frames = [taking, *takers_of(taking)]
+        if (error := raised_in(frames)) is not None:
             note_left_by(self._run.kept.last, self._run.num_loops, error)
+        for frame in filter(goes_elsewhere, frames):
+            self._run.say_once(_PAST_ITS_END.format(frame.f_code.co_name, frame.f_lineno))
 
 
 def _place_of(taking: FrameType) -> tuple[CodeType, int]:

@@ -309,3 +309,115 @@ def main():
 
 
 r = main()
+
+
+# %% left_while_a_generator_gives_losses: SAME crashes
+def losses(run, m):
+    for step in run.steps(data, batch_size=16, epochs=100):
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b))
+        if step.is_done:
+            yield step.loss
+
+
+def main():
+    run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
+    seen = []
+    for _ in range(6):
+        total = 0.0
+        for one in losses(run, m):
+            total += one
+            if run.position.step % 4 == 0:
+                break
+        seen.append(round(total, 10))
+        with torch.no_grad():
+            m[0].weight.mul_(0.99)
+    return run, seen
+
+
+run, result = main()
+
+
+# %% left_by_return: TOLD leaves.its.loop
+def trained(run, m, until):
+    for step in run.steps(data, batch_size=16, epochs=100):
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b))
+        if step.number % until == until - 1:
+            return 1.1
+    return 0.9
+
+
+def main():
+    run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
+    for _ in range(6):
+        run.optimizer.param_groups[0]["lr"] *= trained(run, m, 4)
+    return run, 0
+
+
+run, result = main()
+
+
+# %% left_by_break_before_the_return: SAME crashes
+def trained(run, m, until):
+    factor = 0.9
+    for step in run.steps(data, batch_size=16, epochs=100):
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b))
+        if step.number % until == until - 1:
+            factor = 1.1
+            break
+    return factor
+
+
+def main():
+    run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
+    for _ in range(6):
+        run.optimizer.param_groups[0]["lr"] *= trained(run, m, 4)
+    return run, 0
+
+
+run, result = main()
+
+
+# %% taken_in_two_places: TOLD|MIXED taken.in.two.places
+def main():
+    run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
+    steps, warm = run.steps(data, batch_size=16, epochs=4), 0.0
+    for step in steps:
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b))
+        warm += step.loss
+        if step.number >= 5 and step.is_done:
+            break
+    for step in steps:
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b) * (1 + 0.01 * warm))
+    return run, round(warm, 10)
+
+
+run, result = main()
+
+
+# %% taken_from_two_calls: SAME crashes
+def main():
+    run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
+    warm = 0.0
+    for step in run.steps(data, batch_size=16, steps=6):
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b))
+        warm += step.loss
+    for step in run.steps(data, batch_size=16, epochs=4):
+        with step:
+            for b in step.shards:
+                step.backward(loss(m, b) * (1 + 0.01 * warm))
+    return run, round(warm, 10)
+
+
+run, result = main()
