@@ -587,7 +587,10 @@ class Averaged(Row):
         average = self.average.module
         twice, both = self.counted(average, *HELD_OUT.tensors)
         epochs = [sum(self.losses[at : at + 3]) / N for at in (0, 3)]
-        return numbers(model, cross_entropy(average, HELD_OUT.tensors), twice / both, epochs)
+        # Over batches: a mean over all at once is rounded differently on some processors.
+        batches = DataLoader(HELD_OUT, BATCH_SIZE)
+        loss = sum(cross_entropy(average, each).item() * len(each[0]) for each in batches)
+        return numbers(model, loss / len(HELD_OUT), twice / both, epochs)
 
     def loss(self, model, batch):
         return {"loss": cross_entropy(model, batch), "dice": self.counted(model, *batch)}

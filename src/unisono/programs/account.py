@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from unisono.programs import holders as h
+from unisono.programs.arrays import elements
 from unisono.programs.hashes import hashed
 from unisono.programs.holders import Content, Holder
 from unisono.programs.unchanged import Unchanged
@@ -192,8 +193,9 @@ def has_bits_of(value: Any, copy: Any) -> bool:
         if isinstance(value, np.ndarray):
             return not value.dtype.hasobject and np.array_equal(_bytes(value), _bytes(copy))
         needs = value.is_leaf and value.requires_grad
-        is_quick = needs is copy.requires_grad and is_on_host(value) and not value.is_neg()
-        return is_quick and torch.equal(bits_of(value.detach()), bits_of(copy.detach()))
+        is_plain = is_on_host(value) and not (value.is_neg() or value.is_quantized)
+        is_same = needs is copy.requires_grad and is_plain
+        return is_same and torch.equal(bits_of(value.detach()), bits_of(copy.detach()))
     return False
 
 
@@ -219,7 +221,7 @@ def fill(there: Any, value: Any) -> None:
     elif isinstance(there, np.ndarray):
         if there.shape != value.shape:
             there.resize(value.shape, refcheck=False)
-        there[...] = value
+        elements(there)[...] = elements(value)
 
 
 def over_memory_of(state: Iterable[torch.Tensor], holders: Iterable[Holder]) -> set[int]:
@@ -258,11 +260,12 @@ def _within(spans: Collection[tuple[int, int]], holders: Iterable[Holder]) -> se
 
 
 def _address(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.untyped_storage().data_ptr() if _has_memory(value) else 0
-    if isinstance(value, torch.UntypedStorage):
-        return value.data_ptr()
-    with suppress(ValueError, TypeError):  # such as an `mmap` that was closed
+    # Such as an `mmap` that was closed, or a tensor that is made of others.
+    with suppress(RuntimeError, TypeError, ValueError):
+        if isinstance(value, torch.Tensor):
+            return value.untyped_storage().data_ptr() if _has_memory(value) else 0
+        if isinstance(value, torch.UntypedStorage):
+            return value.data_ptr()
         there = value if isinstance(value, np.ndarray) else np.frombuffer(value, np.uint8)
         return int(there.__array_interface__["data"][0])
     return 0

@@ -35,7 +35,8 @@ import torch
 from torch import nn
 
 from unisono.programs import holders as h
-from unisono.programs.forms import FORMS, NUMBERS, Opaque, is_value, leads_to
+from unisono.programs.arrays import elements, has_text
+from unisono.programs.forms import FORMS, Opaque, is_value, leads_to
 from unisono.programs.frames import KEPT_FRAMES
 from unisono.programs.live import may_set, names_in
 from unisono.programs.overlaps import (
@@ -171,7 +172,7 @@ class Known:
             not is_of_a_library(module)
             or id(found) in self._kinds
             or (module.startswith("unisono.") and _is_data(found))
-            or _is_of_torch(found)
+            or _is_harmless(found)
             or (_is_inert(module, name) and any(id(one) in self._reached for one in passed))
         )
 
@@ -219,10 +220,13 @@ def _is_data(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, (dict, list, tuple))
 
 
-def _is_of_torch(found: Any) -> bool:
-    """Return whether an object is a class of torch's layers or hooks: creating one is harmless."""
+def _is_harmless(found: Any) -> bool:
+    """Return whether an object is a class of arrays, or of torch's layers or hooks.
+
+    Creating one does nothing else.
+    """
     return isinstance(found, type) and (
-        issubclass(found, nn.Module)
+        issubclass(found, (nn.Module, np.ndarray, np.generic))
         or found.__module__ in ("torch.utils.hooks", "torch.nn.utils.prune")
     )
 
@@ -308,10 +312,14 @@ class Packer:
             if self._depth > _DEEPEST:
                 raise Opaque(f"a chain of more than {_DEEPEST} objects, each in the one before,")
             return {"n": number, **self._taken_apart(value, kind)}
-        except Exception:
+        except Exception as error:
             while len(self._numbers) > number:  # nothing has them
                 self._numbers.popitem()
-            raise
+            if isinstance(error, (Opaque, RecursionError)):
+                raise
+            raise Opaque(
+                f"a {h.name_of(kind)} (reading it raised {h.name_of(type(error))})"
+            ) from error
         finally:
             self._depth -= 1
 
@@ -334,7 +342,7 @@ class Packer:
         return {id(one): one for one in self._kept if id(one) in self._addresses}
 
     def _taken_apart(self, value: Any, kind: Any) -> dict[str, Any]:
-        if kind is np.ndarray and not (value.dtype.hasobject or value.dtype.names):
+        if kind is np.ndarray and has_text(value.dtype) and not value.dtype.hasobject:
             in_memory = self._in_memory(value)
             if in_memory is not value:
                 return {"@": "array", "of": in_memory}
@@ -361,20 +369,37 @@ class Packer:
         return self._of_object(value, kind)
 
     def _of_memory(self, value: Any, kind: Any) -> dict[str, Any]:
-        if isinstance(value, np.ndarray):
-            if kind is not np.ndarray or value.dtype.name not in NUMBERS:
-                raise Opaque(f"an array of {value.dtype}")
+        if kind is np.ndarray:
             return {"@": "array", "of": value}
+        if isinstance(value, np.ndarray):
+            return {
+                "@": "subclass",
+                "of": self.pack(elements(value)),
+                "class": self._class(kind),
+                "attributes": [
+                    [n, self.pack(v)] for n, v in (h.attributes_of(value) or {}).items()
+                ],
+            }
         if value.layout is not torch.strided:
             raise Opaque(f"a tensor of layout {value.layout}")
+        if value.is_nested or value.is_quantized:
+            raise Opaque(f"a {'nested' if value.is_nested else 'quantized'} tensor")
+        is_lazy = value.is_conj() or value.is_neg()
         for name, tensor in self._sharing(value):
             offset = value.storage_offset() - tensor.storage_offset()
+            if is_lazy:
+                raise Opaque("a conjugated or negated view")
             if 0 <= offset < max(1, tensor.numel()) and value.dtype == tensor.dtype:
                 shape = [list(value.shape), list(value.stride()), offset]
                 return {"@": "view", "name": name, "of": shape}
+        of = self._in_memory(value.detach(), id(value))
+        if is_lazy:
+            if isinstance(of, dict):
+                raise Opaque("a conjugated or negated view")
+            of = of.resolve_conj().resolve_neg()
         packed = {
             "@": "tensor",
-            "of": self._in_memory(value.detach(), id(value)),
+            "of": of,
             "needs": value.requires_grad and value.is_leaf,
             "is_parameter": isinstance(value, nn.Parameter),
             "host": value.device.type == "cpu",
@@ -564,6 +589,8 @@ class Unpacker:
             return self._in_memory(of)
         if mark == "id":
             return id(self.unpack(of))
+        if mark == "subclass":
+            return self._array(packed)
         if mark == "tensor":
             return self._tensor(packed)
         if mark == "view":
@@ -596,6 +623,16 @@ class Unpacker:
             names, values = packed["more"]
             h.put_tensor(tensor, h.GRADIENT, (tuple(names), tuple(self._each(values))))
         return tensor
+
+    def _array(self, packed: dict[str, Any]) -> np.ndarray:
+        kind: Any = self.unpack(packed["class"])
+        if not (isinstance(kind, type) and issubclass(kind, np.ndarray)):
+            raise ValueError(kind)
+        array: np.ndarray = self.unpack(packed["of"]).view(kind)
+        self._made[packed["n"]] = array
+        for name, part in packed["attributes"]:
+            vars(array)[name] = self.unpack(part)
+        return array
 
     def _in_memory(self, of: Any) -> Any:
         if not isinstance(of, dict):
@@ -638,7 +675,7 @@ class Unpacker:
                 raise ValueError(kind)
         else:
             kind = base
-        made = base.__new__(kind)
+        made = next(one for one in kind.__mro__ if not h.is_of_python(one)).__new__(kind)
         self._made[packed["n"]] = made
         if base is deque:
             deque.__init__(made, self._each(packed["items"]), packed["most"])

@@ -13,6 +13,7 @@ import enum
 import fractions
 import functools
 import inspect
+import io
 import itertools
 import operator
 import pathlib
@@ -20,6 +21,7 @@ import random
 import re
 import types
 import weakref
+import zoneinfo
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -27,6 +29,13 @@ import numpy as np
 import torch
 
 from unisono.programs import holders as h
+from unisono.programs.arrays import (
+    array_of,
+    dtype_of,
+    is_of_numbers,
+    parts_of_array,
+    parts_of_dtype,
+)
 from unisono.programs.iterators import is_frozen, iterators_rebuilt, reduced
 
 
@@ -52,7 +61,6 @@ _VALUES: tuple[Any, ...] = (datetime.date, datetime.time, datetime.timedelta, da
 _VALUES += (datetime.datetime, decimal.Decimal, fractions.Fraction, pathlib.Path, pathlib.PurePath)
 _VALUES += (range, slice, itertools.count, itertools.cycle, itertools.repeat, bytearray)
 _WEAK = {one.__name__: one for one in (weakref.ref, weakref.KeyedRef, weakref.WeakMethod)}
-NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}  # of dtypes that checkpoints hold
 _VALUES += (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _ITERATORS: dict[str, Any] = {
     "iter": iter,
@@ -110,6 +118,27 @@ def _named_tuple(kind: Any, *parts: Any) -> Any:
     return tuple.__new__(kind, parts)
 
 
+def _is_struct_sequence(value: Any) -> bool:
+    """Return whether a value is of a class such as `time.struct_time` or `torch.return_types.max`.
+
+    Those are made in C, and may have values that have names alone.
+    """
+    kind = type(value)
+    return isinstance(value, tuple) and "n_sequence_fields" in vars(kind) and len(kind.__mro__) == 3
+
+
+def _struct_sequence(kind: Any, *parts: Any) -> Any:
+    if not (isinstance(kind, type) and "n_sequence_fields" in vars(kind)):
+        raise ValueError(kind)
+    return kind(*parts)
+
+
+def _in_memory_file(kind: str, content: Any, position: int) -> Any:
+    made: Any = {"StringIO": io.StringIO, "BytesIO": io.BytesIO}[kind](content)
+    made.seek(position)
+    return made
+
+
 def _member(kind: Any, name: str | int) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
         raise ValueError(kind)
@@ -159,21 +188,6 @@ def _legacy(state: Any) -> np.random.RandomState:
     made = np.random.RandomState(0)
     made.set_state(state)
     return made
-
-
-def _is_of_records(value: Any) -> bool:
-    """Return whether an array's elements are neither plain numbers nor objects."""
-    is_array = type(value) is np.ndarray and value.dtype.name not in NUMBERS
-    return is_array and not value.dtype.hasobject
-
-
-def _parts_of_records(value: Any) -> tuple[Any, ...]:
-    kind = value.dtype.descr if value.dtype.names else value.dtype.str
-    return kind, value.shape, value.tobytes()
-
-
-def _records(kind: Any, shape: Any, data: bytes) -> Any:
-    return np.frombuffer(data, np.dtype(kind)).reshape(shape).copy()
 
 
 def _is_sparse(value: Any) -> bool:
@@ -250,17 +264,26 @@ FORMS = {
     "frozenset": Form(_exactly(frozenset), tuple, lambda *parts: frozenset(parts)),
     "Size": Form(_exactly(torch.Size), tuple, lambda *parts: torch.Size(parts)),
     "complex": Form(_exactly(complex), lambda v: [v.real, v.imag], complex),
+    "struct sequence": Form(
+        _is_struct_sequence, lambda v: [type(v), *v.__reduce__()[1]], _struct_sequence
+    ),
+    "file": Form(
+        lambda v: type(v) in (io.StringIO, io.BytesIO),
+        lambda v: [type(v).__name__, v.getvalue(), v.tell()],
+        _in_memory_file,
+    ),
+    "time zone": Form(_exactly(zoneinfo.ZoneInfo), lambda v: [v.key], zoneinfo.ZoneInfo),
     "named tuple": Form(_is_named_tuple, lambda v: [type(v), *v], _named_tuple),
     "enum": Form(_a(enum.Enum), _parts_of_member, _member),
     "dtype": Form(_a(torch.dtype), lambda v: [str(v).removeprefix("torch.")], _dtype),
-    "numpy dtype": Form(
-        lambda v: isinstance(v, np.dtype) and not v.names, lambda v: [v.str], np.dtype
+    "numpy dtype": Form(_a(np.dtype), parts_of_dtype, dtype_of),
+    "elements": Form(
+        lambda v: type(v) is np.ndarray and not is_of_numbers(v), parts_of_array, array_of
     ),
-    "records": Form(_is_of_records, _parts_of_records, _records),
-    "scalar of records": Form(
-        lambda v: isinstance(v, np.generic) and _is_of_records(np.asarray(v)),
-        lambda v: _parts_of_records(np.asarray(v)),
-        lambda *parts: _records(*parts)[()],
+    "scalar": Form(
+        lambda v: isinstance(v, np.generic) and not is_of_numbers(np.asarray(v)),
+        lambda v: [np.asarray(v)],
+        operator.itemgetter(()),
     ),
     "sparse": Form(_is_sparse, _parts_of_sparse, _sparse),
     "device": Form(_a(torch.device), lambda v: [str(v)], torch.device),

@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch.nn.parameter import is_lazy
 
+from unisono.programs.arrays import bits
 from unisono.runtime.device import in_rows
 
 
@@ -28,7 +29,9 @@ def _add(update: Callable[[bytes], object], value: Any, at_most: int) -> None:
     update(type(value).__name__.encode() + b"\0")
     if isinstance(value, torch.Tensor) and not is_lazy(value):
         update(f"{value.dtype} {tuple(value.shape)}".encode())
-        if value.layout == torch.strided:
+        if value.is_quantized:
+            _add(update, [value.int_repr(), value.dequantize()], at_most)
+        elif value.layout == torch.strided:
             flat = value.detach().reshape(-1)
             update(_told(in_rows(flat[:: _stride(flat.numel() * flat.itemsize, at_most)])))
         elif value.layout == torch.sparse_coo:
@@ -41,7 +44,7 @@ def _add(update: Callable[[bytes], object], value: Any, at_most: int) -> None:
         array = numpy.asarray(value)
         update(f"{array.dtype} {array.shape}".encode())
         if not array.dtype.hasobject:
-            update(_told(array.reshape(-1)[:: _stride(array.nbytes, at_most)].tobytes()))
+            update(_told(bits(array.reshape(-1)[:: _stride(array.nbytes, at_most)])))
     elif isinstance(value, Mapping):
         for key, part in value.items():
             update(repr(key).encode())

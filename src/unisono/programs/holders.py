@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from unisono.programs.arrays import bits, elements
 from unisono.programs.frames import KeptFrame
 from unisono.programs.hashes import hashed
 from unisono.programs.iterators import parts_of
@@ -163,8 +164,10 @@ def _is_same(one: Any, other: Any) -> bool:
     kind = type(one)
     if kind is not type(other):
         return False
-    if kind is float or kind is complex or isinstance(one, np.generic):
+    if kind is float or kind is complex:
         return repr(one) == repr(other)  # -0.0 differs from 0.0, and NaN equals NaN
+    if isinstance(one, np.generic) and not one.dtype.hasobject:
+        return bool(one.dtype == other.dtype and bits(np.asarray(one)) == bits(np.asarray(other)))
     if kind is tuple:
         return len(one) == len(other) and all(map(_is_same, one, other))
     if kind is frozenset:
@@ -387,16 +390,16 @@ def _put_items(owner: Any, _: Any, content: Content) -> None:
 
 
 def _read_objects(owner: Any, _: Any) -> Content:
+    flat = elements(owner).reshape(-1)
     if owner.size <= _LONG:
-        return (), tuple(owner.flat)
-    step = owner.size // _SAMPLED
-    return (), (owner.size, *(owner.flat[at * step] for at in range(_SAMPLED)))
+        return (), tuple(flat.tolist())
+    return (), (owner.size, *flat[:: owner.size // _SAMPLED].tolist())
 
 
 def _put_objects(owner: Any, _: Any, content: Content) -> None:
     if owner.size <= _LONG:
         for at, value in enumerate(content[1]):
-            owner.flat[at] = value
+            elements(owner).flat[at] = value
 
 
 def _read_elements(owner: Any, _: Any) -> Content:
@@ -713,6 +716,11 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def is_of_python(kind: type) -> bool:
+    """Return whether a class is defined in Python, or otherwise while the process runs."""
+    return bool(kind.__flags__ & _IS_HEAP)
+
+
 @functools.lru_cache(maxsize=1024)
 def layout_of(kind: Any) -> Any:
     """Return the builtin class that determines the layout of a class's objects; None if in C."""
@@ -727,7 +735,7 @@ def layout_of(kind: Any) -> Any:
         own += 1 if isinstance(slots, str) else len(slots)
         added = each.__basicsize__ - each.__base__.__basicsize__
         is_a_dict = "__dict__" in members and added == _POINTER  # as SimpleNamespace is
-        if not (each.__flags__ & _IS_HEAP or is_a_dict) or added > own * _POINTER:
+        if not (is_of_python(each) or is_a_dict) or added > own * _POINTER:
             return None  # it holds more than attributes and slots
     return object
 
@@ -742,7 +750,7 @@ FRAME = Kind("variables", _read_frame, _put_frame)
 ENTRIES = Kind("entries", _read_entries, _put_entries)
 ITEMS = Kind("items", _read_items, _put_items)
 OBJECTS = Kind("objects", _read_objects, _put_objects)
-"""Elements of an array of Python objects."""
+"""Elements of an array of Python objects, of texts of any length, or of records with them."""
 ELEMENTS = Kind("elements", _read_elements, _put_elements)
 PATCHED = Kind("names of a library", _read_patched, _put_patched)
 FUNCTION = Kind("function", lambda owner, _: _read_slots(owner, _OF_FUNCTIONS), _put_slots)

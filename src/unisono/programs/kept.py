@@ -24,6 +24,7 @@ from contextlib import suppress
 from copy import copy as copied
 from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -181,7 +182,7 @@ class KeptProgram:
             if holder.kind in (h.DRAWN, h.POSITION) and at >= num_seeded:
                 with suppress(OSError):
                     then = holder.read()
-            if then is None and holder.kind is h.FROZEN:
+            if then is None and holder.kind in (h.FROZEN, h.CONTENTS):
                 self._unseen[holder.path] = h.name_of(type(holder.owner))  # has no parts to read
             if holder.kind is h.CACHE and at >= num_read and not holder.is_of_library:
                 self._caches.append((holder, holder.read()))
@@ -454,7 +455,10 @@ class KeptProgram:
             raise self._opaque(place, holder.path, holder.kind.opaque(holder.owner))
         try:
             if holder.kind in (h.CONTENTS, h.DRAWN):
-                return {"contents": packer.pack(holder.owner, inside=True)}
+                owner = holder.owner
+                if isinstance(owner, np.ndarray) and type(owner) is not np.ndarray:
+                    owner = np.array(owner, subok=False)  # its attributes are another place
+                return {"contents": packer.pack(owner, inside=True)}
             if holder.kind is h.TABLE:
                 there = {name: _in_table(holder.owner, name) for name in slots if name in names}
                 return self._slots(packer, place, slots, there)

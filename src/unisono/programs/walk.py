@@ -251,16 +251,16 @@ class Walk:
             yield from self._of_elements(path, value, own=is_own)
         elif isinstance(value, tuple):
             yield from ((f"{path}[{at}]", part, is_own) for at, part in enumerate(value[:LONG]))
-        elif isinstance(value, np.ndarray) and value.dtype.kind == "O":
-            yield from self._hold(path, h.OBJECTS, value, own=is_own)
-        elif isinstance(value, h.ARRAYS):
+        elif isinstance(value, np.ndarray):
+            if value.dtype.hasobject:
+                yield from self._hold(path, h.OBJECTS, value, own=is_own)
+            else:
+                self._note(path, h.CONTENTS, value, own=is_own)
+            if kind is not np.ndarray:
+                yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
+        elif isinstance(value, torch.Tensor):
             self._note(path, h.CONTENTS, value, own=is_own)
-            if isinstance(value, np.ndarray) and value.dtype.hasobject:
-                self.lost[path] = f"{h.name_of(kind)} of records with objects"
-            if not isinstance(value, torch.Tensor):
-                if kind is not np.ndarray:
-                    yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
-            elif kind is not torch.Tensor or value.requires_grad or vars(value):
+            if kind is not torch.Tensor or value.requires_grad or vars(value):
                 yield from self._hold(path, h.TENSOR, value, h.GRADIENT, own=is_own)
         elif isinstance(value, (memoryview, np.void)):
             self.lost[path] = kind.__name__  # what is behind it cannot be put back

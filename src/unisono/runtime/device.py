@@ -439,7 +439,7 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 def in_rows(tensor: torch.Tensor) -> memoryview:
     """Return a tensor's elements as bytes, in row-major order."""
-    return bytes_of(tensor.detach().cpu().contiguous())
+    return bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
