@@ -149,13 +149,19 @@ class SecondReading:
         for path in itertools.islice(paths, 1):
             self._tell(COUNTS_LINE.format(path))
 
-    def _unseeded(self, reading: Callable[[], object]) -> str:
+    def _unseeded(self, reading: Callable[[], Seen]) -> str:
         """Return the path to a generator made since the last look that samples draw from."""
         made = self._collator.own.made()
+        if not made:
+            return ""
         drawn = {path: drawn_by(generator) for path, generator in made.items()}
-        if made:
-            reading()
-        return next((path for path, one in made.items() if drawn_by(one) != drawn[path]), "")
+        seen = reading()
+        for path, generator in made.items():
+            if drawn_by(generator) != drawn[path]:
+                return path
+        # Samples may draw from a copy: once it is found, a generator is seeded for each sample.
+        self._collator.own.search()
+        return "" if reading() == seen else next(iter(made))
 
     def _account(self) -> Account:
         own = self._collator.own

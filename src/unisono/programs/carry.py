@@ -91,6 +91,7 @@ class Known:
     ) -> None:
         self.things, self.names = things, names
         self._tensors, self._then = tensors, dict(tensors())
+        self._imported = {*sys.modules}
 
     @functools.cached_property
     def _kinds(self) -> set[int]:
@@ -152,6 +153,8 @@ class Known:
             passed.append(found)
         if not isinstance(found, (type, *_FUNCTIONS)) or not self._is_allowed(found, passed):
             raise Opaque(f"{module}.{name}")
+        if module not in self._imported:  # others never import it for this
+            raise Opaque(f"{module}.{name} (which was first imported after the loop began)")
         return found
 
     def module(self, name: str) -> types.ModuleType:
@@ -221,13 +224,13 @@ def _is_data(found: Any) -> bool:
 
 
 def _is_harmless(found: Any) -> bool:
-    """Return whether an object is a class of arrays, or of torch's layers or hooks.
+    """Return whether an object is a class of arrays, of what torch returns, its layers or hooks.
 
     Creating one does nothing else.
     """
     return isinstance(found, type) and (
         issubclass(found, (nn.Module, np.ndarray, np.generic))
-        or found.__module__ in ("torch.utils.hooks", "torch.nn.utils.prune")
+        or found.__module__ in ("torch.return_types", "torch.utils.hooks", "torch.nn.utils.prune")
     )
 
 

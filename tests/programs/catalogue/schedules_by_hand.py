@@ -47,3 +47,31 @@ for step in run.steps(data, batch_size=16, epochs=4):
         for batch in step.shards:
             step.backward(loss(m, batch))
     schedule.step()
+
+
+# %% rates_of_numpy: SAME crashes
+rates = np.geomspace(0.1, 0.01, 30).astype(np.float32)
+
+
+class Rate(Callback):
+    def on_step_end(self, fit, step):
+        group = fit.optimizer.param_groups[0]
+        group["lr"] = rates[step.number] if step.number % 3 else group["lr"] * 0.9
+        group["momentum"] = np.float64(0.9)
+        group["count"] = np.int64(step.number)
+
+
+m = net()
+o = SGD(m.parameters(), lr=rates[0], momentum=0.9)
+o.param_groups[0]["count"] = np.int64(0)
+t = trainer(m, optimizer=o, callbacks=[Rate()])
+fit(t)
+
+# %% pairs_of_numpys_numbers: SAME crashes
+run = unisono.Run(m := net(), Adam(m.parameters(), 0.01), shards=6, directory=DIR)
+for step in run.steps(data, batch_size=16, epochs=4):
+    with step:
+        for b in step.shards:
+            step.backward(loss(m, b))
+    run.optimizer.param_groups[0]["lr"] = np.float32(0.01) * np.cos(np.float32(step.number / 20))
+    run.optimizer.param_groups[0]["betas"] = (np.float32(0.9), np.float64(0.99))

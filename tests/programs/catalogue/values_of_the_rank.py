@@ -237,3 +237,18 @@ if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
     rate *= int(os.environ["WORLD_SIZE"])
 t = trainer(m, optimizer=SGD(m.parameters(), rate))
 fit(t)
+
+
+# %% a_rate_of_numpy: WORKERS
+# says: an optimizer's options must be the same on every worker
+import os
+
+
+class Rate(Callback):
+    def on_step_end(self, fit, step):
+        rate = np.float32(0.1 + 0.01 * int(os.environ.get("RANK", 0)))
+        fit.optimizer.param_groups[0]["lr"] = rate
+
+
+t = trainer(net(), callbacks=[Rate()])
+fit(t)

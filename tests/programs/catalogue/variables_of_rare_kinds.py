@@ -260,3 +260,17 @@ for step in run.steps(data, batch_size=16, epochs=4):
         for b in step.shards:
             step.backward(loss(m, b) * float(row["b"]))
     row["b"] *= 0.98
+
+
+# %% a_result_of_torch_that_comes_late: SAME crashes
+class Late(Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 3:
+            self.most = torch.max(torch.ones(2, 3), 1)
+        if step.number > 3:
+            self.most = torch.max(self.most.values[:, None] * torch.tensor([0.1, 0.98]), 1)
+            fit.optimizer.param_groups[0]["lr"] = 0.1 * float(self.most.values[0])
+
+
+t = trainer(net(), callbacks=[Late()])
+fit(t)

@@ -258,3 +258,44 @@ def shaken(model, _):
 
 t = trainer(normed(), noised, callbacks=[Between(shaken)])
 fit(t)
+
+
+# %% copies_of_a_generator_that_is_replaced: REFUSED
+# says: a generator that the dataset has made after its first batch
+class Mine(Rows):
+    rng = random.Random(0)
+
+    def change(self, row, index):
+        return row + 0.1 * copy.deepcopy(self.rng).random()
+
+
+d = Mine()
+
+
+class Replaces(Callback):
+    def on_step_end(self, fit, step):
+        d.rng = random.Random(step.number)
+
+
+t = trainer(net(), callbacks=[Replaces()])
+fit(t, d)
+
+
+# %% copies_of_a_generator_of_each_epoch: SAME
+class Mine(Rows):
+    rng = random.Random(0)
+
+    def change(self, row, index):
+        return row + 0.1 * copy.deepcopy(self.rng).random()
+
+
+d = Mine()
+
+
+class Replaces(Callback):
+    def on_epoch_end(self, fit):
+        d.rng = random.Random(fit.epoch)
+
+
+t = trainer(net(), callbacks=[Replaces()])
+fit(t, d)

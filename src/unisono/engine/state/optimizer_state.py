@@ -16,7 +16,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.state.optimizers import optimizers_of
-from unisono.engine.state.packing import STATE_PREFIX, check_plain, keep_in, pack, unpack
+from unisono.engine.state.packing import (
+    STATE_PREFIX,
+    check_plain,
+    keep_in,
+    pack,
+    pack_number,
+    unpack,
+)
 from unisono.errors import CheckpointError
 from unisono.programs.kept import OPTIMIZER
 from unisono.runtime.arrivals import changed_within
@@ -215,7 +222,8 @@ def _plain(what: str, value: Any) -> Any:
             f"{what} must be a tensor, a number or a text to be kept, but is a function: keep that "
             f"in an attribute of the optimizer instead of `param_groups`."
         )
-    return check_plain(what, value)
+    # A float of numpy that is one of Python, too, acts as that.
+    return check_plain(what, value) if isinstance(value, float) else pack_number(what, value)
 
 
 def _own_keys(optimizer: Optimizer) -> list[Any]:

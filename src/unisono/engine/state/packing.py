@@ -32,6 +32,7 @@ _PLAIN = {type(None), bool, int, float, str}
 _MALFORMED = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
 _FACTORIES: dict[str, Callable[[], Any] | None] = {"int": int, "float": float, "list": list}
 _FACTORIES |= {"dict": dict, "": None}
+_NUMBER = "$number"
 _NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
 """numpy's truth values, floats of 16 to 64 bits and integers of 8 to 64 bits, by name."""
 
@@ -64,9 +65,25 @@ def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
         copied = np.array(value, _NUMBERS[value.dtype.name], order="K")
         return {"$array": keep(path, torch.from_numpy(copied))}
+    return pack_number(tell(path), value)
+
+
+def pack_number(what: str, value: Any) -> Any:
+    """Convert a number of numpy to plain JSON; raise CheckpointError for what is not plain."""
     if isinstance(value, np.generic) and value.dtype.name in _NUMBERS:
-        return {"$number": [value.dtype.name, value.item()]}
-    return check_plain(tell(path), value)
+        return {_NUMBER: [value.dtype.name, value.item()]}
+    return check_plain(what, value)
+
+
+def unpack_number(packed: Any) -> Any:
+    """Return the number of numpy that was packed; other values as they are."""
+    if not isinstance(packed, dict) or [*packed] != [_NUMBER]:
+        return packed
+    try:
+        kind, value = packed[_NUMBER]
+        return _NUMBERS[kind].type(value)
+    except _MALFORMED as error:
+        raise CheckpointError(f"{packed!r:.80} must be a number of numpy, but is not.") from error
 
 
 def unpack(packed: Mapping[str, Any], take: Take, what: str) -> dict[str, Any]:
@@ -156,8 +173,8 @@ def _unpack(value: Any, take: Take) -> Any:
         return take(content)
     if mark == "$array":
         return array_of(take(content))
-    if mark == "$number":
-        return _NUMBERS[content[0]].type(content[1])
+    if mark == _NUMBER:
+        return unpack_number(value)
     if mark == "$tuple":
         return tuple(_unpack(content, take))
     if mark == "$set":

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPl
 
 from unisono.engine.state.contents import named_parameters
 from unisono.engine.state.optimizer_state import group_options
+from unisono.engine.state.packing import unpack_number
 from unisono.engine.state.saved import apply_groups, modes_of
 from unisono.errors import CheckpointError
 
@@ -240,7 +241,8 @@ def _in_words(changes: list[Change], optimizer: Optimizer) -> list[tuple[str, st
         if one.option == _RATE and one.where in scheduled:
             continue  # what a schedule has made of the one that was given
         option = _RATE if one.option == _FIRST_RATE else one.option
-        told.setdefault((one.kind, option, repr(one.old), repr(one.new)), []).append(one.where)
+        old, new = (repr(unpack_number(value)) for value in (one.old, one.new))
+        told.setdefault((one.kind, option, old, new), []).append(one.where)
     return [
         (_place(kind, option, places, optimizer), old, new)
         for (kind, option, old, new), places in told.items()

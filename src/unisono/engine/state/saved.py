@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -26,6 +27,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.state.contents import is_dense, named_parameters, updated_parameters
 from unisono.engine.state.optimizer_state import NO_OPTIONS, join_state, put_back_state
+from unisono.engine.state.packing import unpack_number
 from unisono.errors import CheckpointError
 from unisono.runtime.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.runtime.checkpoint.sealed import Sealed
@@ -148,6 +150,7 @@ def apply_groups(
 
 def _of_kind(here: Any, value: Any) -> Any:
     """Return a value, checked to be alike, as the kind of the present one; tensors are filled."""
+    value = unpack_number(value)
     if isinstance(here, torch.Tensor):
         return here.fill_(value)
     if isinstance(here, (list, tuple)):
@@ -207,6 +210,7 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 def _is_alike(here: Any, value: Any) -> bool:
     """Return whether an option may be set to a value; None and numbers are interchangeable."""
+    value = unpack_number(value)
     if isinstance(here, torch.Tensor):
         return _is_number(value)
     if isinstance(here, (list, tuple)):
@@ -223,7 +227,9 @@ def _is_alike(here: Any, value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
+    if isinstance(value, (float, np.number, np.bool_)):
+        return True
+    return isinstance(value, int) and abs(value) < 1 << 63
 
 
 def check_fits(snapshot: CheckpointData, model: nn.Module, optimizer: Optimizer) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -121,6 +122,8 @@ def _is_immutable(value: Any) -> bool:
 
 def _comparable(value: Any) -> Any:
     """Return an option as a value of its own: a tensor as dtype and numbers, a list as a tuple."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, torch.Tensor):
         value = str(value.dtype), value.tolist()
     return tuple(map(_comparable, value)) if isinstance(value, (list, tuple)) else value
