@@ -122,6 +122,7 @@ class KeptProgram:
         self._own: set[str] = set()  # slots that differ between workers
         self._stored: set[tuple[int, str, str]] = set()  # slots that passes write
         self._saving: set[int] = set()  # callbacks with their own state
+        self._of_model = set[int]()  # the modules of the run's model
         self._left: dict[str, Any] = {}  # of libraries, by path
         self._alone = set[str]()  # differs between workers, and is not a plain value
         self._left_at_first: dict[str, Any] = {}  # the same, as `on_begin` left it
@@ -155,6 +156,7 @@ class KeptProgram:
         layers = {id(one) for one in (*self._model.modules(), *optimizers)}
         saving = {id(one) for one in between.values() if _saves_itself(one)}
         self._saving = saving - layers - {*themselves}
+        self._of_model = {*map(id, self._model.modules())}
         walk = Walk(passes, {*map(id, state), *apart}, layers, themselves, self._saving)
         num_read, unseen_in_passes = len(walk.holders), {*walk.unseen}
         for frame in loops:
@@ -410,7 +412,7 @@ class KeptProgram:
         the same.
         """
         holder, there = place.holder, dict(h.numbered(now))
-        if isinstance(holder.owner, nn.Module):
+        if id(holder.owner) in self._of_model:
             slots = [slot for slot in slots if slot != "training"]  # modes are stored elsewhere
         slots = [
             slot for slot in slots if f"{holder.key}\0{_written(holder, slot)}" not in self._own

@@ -260,8 +260,7 @@ class Walk:
                 yield from self._hold(path, h.ATTRIBUTES, value, own=is_own)
         elif isinstance(value, torch.Tensor):
             self._note(path, h.CONTENTS, value, own=is_own)
-            if kind is not torch.Tensor or value.requires_grad or vars(value):
-                yield from self._hold(path, h.TENSOR, value, h.GRADIENT, own=is_own)
+            yield from self._hold(path, h.TENSOR, value, h.GRADIENT, own=is_own)
         elif isinstance(value, (memoryview, np.void)):
             self.lost[path] = kind.__name__  # what is behind it cannot be put back
         elif isinstance(value, contextvars.ContextVar):

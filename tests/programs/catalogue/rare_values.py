@@ -185,3 +185,48 @@ class Adapts(Callback):
 
 t = trainer(net(), callbacks=[Adapts()])
 fit(t)
+
+
+# %% first_attribute_of_a_tensor: SAME crashes
+class Marks(Callback):
+    def __init__(self):
+        self.mean = torch.ones(2)
+
+    def on_step_end(self, fit, step):
+        self.mean.scale = getattr(self.mean, "scale", 1.0) * 0.98
+        fit.optimizer.param_groups[0]["lr"] = 0.1 * self.mean.scale
+
+
+t = trainer(net(), callbacks=[Marks()])
+fit(t)
+
+
+# %% modes_of_a_layer_of_a_callback: SAME crashes
+class Turns(Callback):
+    def __init__(self):
+        self.noise = nn.Dropout(0.5)
+
+    def on_step_end(self, fit, step):
+        self.noise.train(not self.noise.training)
+        fit.optimizer.param_groups[0]["lr"] = 0.1 * float(self.noise(torch.ones(64)).mean())
+
+
+t = trainer(net(), callbacks=[Turns()])
+fit(t)
+
+
+# %% modes_of_a_teacher: SAME crashes
+def main():
+    run = unisono.Run(m := net(), SGD(m.parameters(), 0.1), shards=6, directory=DIR)
+    teacher = normed().requires_grad_(False)
+    for step in run.steps(data, batch_size=16, epochs=4):
+        with step:
+            for x, y in step.shards:
+                step.backward(F.cross_entropy(m(x), y))
+        if step.number % 5 == 4:
+            teacher.train(not teacher.training)
+        run.optimizer.param_groups[0]["lr"] = 0.1 * (1 + float(teacher(X[:8]).mean()))
+    return run
+
+
+run = main()
