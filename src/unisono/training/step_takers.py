@@ -45,13 +45,13 @@ _UNSEEN = (
     "worker is replaced: write `for step in run.steps(…):`, and keep state in variables"
 )
 _PAST_ITS_END = (
-    "`{}` leaves its loop over the steps by `return`, or past an `else` (line {}), but a run that "
-    "resumes and a worker that joins pass over a loop that has ended as if no steps were left: "
-    "leave it by `break`, without `else`, and return after it"
+    "`{}` leaves its loop over steps with `return`, or with a `break` that skips an `else` (line "
+    "{}), but a resumed run and a worker that joins pass a finished loop as if its steps had run "
+    "out: use `break` without `else`, and return after the loop"
 )
 _ELSEWHERE = (
-    "the steps of one loop are taken in two places (line {} and line {}), but a run that resumes "
-    "and a worker that joins begin in the first: take them in one place, or call `run.steps` twice"
+    "the steps of one loop are taken in two places (line {} and line {}), but a resumed run and a "
+    "worker that joins start in the first: take them in one place, or call `run.steps` twice"
 )
 _COUNTED = (
     "`{}` around the steps starts over when the run resumes or a worker is replaced: derive what "
