@@ -578,12 +578,11 @@ SETTINGS_OF_PROCESS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], obj
 """Process-wide settings, by how a program reads them: the word by which a program sets each,
 without which it is ignored; a function that reads it, and one that sets it.
 """
-HOOKS_OF_ALL = {
-    name: table
-    for name, table in vars(torch.nn.modules.module).items()
-    if name.startswith("_global_") and isinstance(table, dict)
-}
-"""Hooks of all modules, by the names of torch's tables."""
+HOOKS_OF_MODULES, HOOKS_OF_OPTIMIZERS = (
+    {n: v for n, v in vars(of).items() if n.startswith("_global_") and isinstance(v, dict)}
+    for of in (torch.nn.modules.module, sys.modules[torch.optim.Optimizer.__module__])
+)
+"""Hooks of all modules, and of all optimizers, by the names of torch's tables."""
 
 
 # What has no parts: the content is a fingerprint

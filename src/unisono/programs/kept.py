@@ -162,7 +162,8 @@ class KeptProgram:
         for frame in loops:
             walk.extend({"": frame})
         num_seeded = len(walk.holders)  # generators before it are seeded with the default ones
-        walk.extend({**between, "": h.SETTINGS_OF_PROCESS, **h.HOOKS_OF_ALL})
+        of_all = {**h.HOOKS_OF_MODULES, **h.HOOKS_OF_OPTIMIZERS}
+        walk.extend({**between, "": h.SETTINGS_OF_PROCESS, **of_all})
         self.is_cut = walk.is_cut
         self._unseen = {
             path: kind for path, kind in walk.unseen.items() if path not in unseen_in_passes

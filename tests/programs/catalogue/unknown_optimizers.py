@@ -213,3 +213,99 @@ inner = Adam(m.parameters(), lr=0.01)
 t = trainer(m, optimizer=Slow(inner))
 t.run.state["inner"] = inner
 fit(t)
+
+
+# %% state_of_a_hook_in_an_object: SAME everywhere kills crashes
+class Kept:
+    def __init__(self):
+        self.a = [1.0, 0]
+
+    def __call__(self, by=0.99):
+        self.a = [self.a[0] * by, self.a[1] + 1]
+        return self.a[0] * (1 + 0.1 * (self.a[1] % 7))
+
+
+kept = Kept()
+m = net()
+o = SGD(m.parameters(), lr=0.1, momentum=0.9)
+
+
+def after(optimizer, args, kwargs):
+    optimizer.param_groups[0]["lr"] = 0.1 * kept()
+
+
+o.register_step_post_hook(after)
+t = trainer(m, optimizer=o)
+fit(t)
+result = kept.a
+
+
+# %% state_of_a_hook_in_a_closure: SAME everywhere kills crashes
+m = net()
+o = SGD(m.parameters(), lr=0.1, momentum=0.9)
+
+
+def make():
+    n = [1.0]
+
+    def after(optimizer, args, kwargs):
+        n[0] *= 0.97
+        optimizer.param_groups[0]["lr"] = 0.1 * n[0]
+
+    return after
+
+
+o.register_step_post_hook(make())
+t = trainer(m, optimizer=o)
+fit(t)
+
+
+# %% state_of_a_hook_of_all_optimizers: SAME everywhere kills crashes
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+n = [1.0]
+
+
+def after(optimizer, args, kwargs):
+    n[0] *= 0.97
+    optimizer.param_groups[0]["lr"] = 0.1 * n[0]
+
+
+m = net()
+o = SGD(m.parameters(), lr=0.1, momentum=0.9)
+handle = register_optimizer_step_post_hook(after)
+try:
+    t = trainer(m, optimizer=o)
+    fit(t)
+finally:
+    handle.remove()
+
+
+# %% state_of_a_replaced_step: SAME everywhere kills crashes
+n = [1.0]
+m = net()
+o = SGD(m.parameters(), lr=0.1, momentum=0.9)
+first = o.step
+
+
+def step(closure=None):
+    n[0] *= 0.97
+    o.param_groups[0]["lr"] = 0.1 * n[0]
+    return first(closure)
+
+
+o.step = step
+t = trainer(m, optimizer=o)
+fit(t)
+
+
+# %% state_of_two_hooks_over_two_fits: SAME everywhere kills crashes
+n = [1.0]
+m = net()
+o = SGD(m.parameters(), lr=0.1, momentum=0.9)
+o.register_step_pre_hook(lambda o, a, k: o.param_groups[0].__setitem__("lr", 0.1 * n[0]))
+o.register_step_post_hook(lambda o, a, k: n.__setitem__(0, n[0] * 0.98))
+t = trainer(m, optimizer=o)
+fit(t, epochs=2)
+n[0] = 2.0
+fit(t, epochs=4)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.state.optimizers import optimizers_of
+from unisono.engine.state.optimizers import is_surrounded, optimizers_of
 from unisono.engine.state.packing import (
     STATE_PREFIX,
     check_plain,
@@ -25,6 +25,7 @@ from unisono.engine.state.packing import (
     unpack,
 )
 from unisono.errors import CheckpointError
+from unisono.programs.holders import HOOKS_OF_OPTIMIZERS
 from unisono.programs.kept import OPTIMIZER
 from unisono.runtime.arrivals import changed_within
 from unisono.runtime.device import is_on_host
@@ -339,12 +340,16 @@ def tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 
 def optimizers_as_objects(optimizer: Optimizer, *, of_torch: bool) -> dict[str, Any]:
-    """Return the run's optimizers by path: those whose class is torch's, or all others."""
+    """Return the run's optimizers by path: those of torch, or all others.
+
+    One whose steps the program's hooks surround is not torch's alone.
+    """
     path = "optimizer" if of_torch else OPTIMIZER
-    return {
+    hooks = {} if of_torch or not any(HOOKS_OF_OPTIMIZERS.values()) else HOOKS_OF_OPTIMIZERS
+    return {f"{OPTIMIZER}s' {name}": table for name, table in hooks.items()} | {
         f"{path} {name}".rstrip(): single
         for name, single in optimizers_of(optimizer).items()
-        if type(single).__module__.startswith("torch.") == of_torch
+        if of_torch == (type(single).__module__.startswith("torch.") and not is_surrounded(single))
     }
 
 

@@ -17,8 +17,8 @@ from typing import Any, final
 import torch
 from torch import optim
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from unisono.programs.holders import HOOKS_OF_OPTIMIZERS
 from unisono.runtime.device import HOST
 
 ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
@@ -65,8 +65,7 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
+        or any(HOOKS_OF_OPTIMIZERS.values())
         # AdamW has Adam's `step`.
         or _module_of(_unwrapped_step(optimizer)) not in map(_MODULE, type(optimizer).__mro__)
     )
