@@ -13,13 +13,14 @@ from tests.classified import by_sign, cross_entropy, taken
 from tests.promises import promise
 from tests.replacements import wait_for_replacement
 from torch import nn
-from torch.optim import lr_scheduler
+from torch.optim import SGD, lr_scheduler
 
 import unisono
 from unisono.engine.state.optimizer_state import group_options
 from unisono.engine.state.packing import (
     STATE_PREFIX,
     pack_state,
+    unpack_number,
     unpack_state,
     unpacked_state,
 )
@@ -202,6 +203,16 @@ def test_two_tensors_never_share_a_name():
 def test_what_was_not_written_here_is_refused(packed):
     with pytest.raises(CheckpointError, match="must have the form that this version writes"):
         unpacked_state({"x": [packed]}, {})
+
+
+def test_an_option_that_was_not_written_here_is_refused():
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=np.float32(0.1))
+    (packed,) = group_options(optimizer)
+    assert type(unpack_number(packed["lr"])) is np.float32
+    for number in (["float128", 1], ["int8", 300], []):
+        with pytest.raises(CheckpointError, match="must have the form that this version writes"):
+            apply_groups([{**packed, "lr": {"$number": number}}], optimizer)
+    assert optimizer.param_groups[0]["lr"] == np.float32(0.1)
 
 
 SCHEDULES = {

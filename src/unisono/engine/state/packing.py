@@ -79,11 +79,11 @@ def unpack_number(packed: Any) -> Any:
     """Return the number of numpy that was packed; other values as they are."""
     if not isinstance(packed, dict) or [*packed] != [_NUMBER]:
         return packed
-    try:
-        kind, value = packed[_NUMBER]
-        return _NUMBERS[kind].type(value)
-    except _MALFORMED as error:
-        raise CheckpointError(f"{packed!r:.80} must be a number of numpy, but is not.") from error
+    return unpack({_NUMBER: packed}, _no_tensor, "an option of the optimizer")[_NUMBER]
+
+
+def _no_tensor(label: str) -> torch.Tensor:
+    raise LookupError(label)
 
 
 def unpack(packed: Mapping[str, Any], take: Take, what: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _unpack(value: Any, take: Take) -> Any:
     if mark == "$array":
         return array_of(take(content))
     if mark == _NUMBER:
-        return unpack_number(value)
+        return _NUMBERS[content[0]].type(content[1])
     if mark == "$tuple":
         return tuple(_unpack(content, take))
     if mark == "$set":
