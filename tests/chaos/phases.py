@@ -36,7 +36,6 @@ class Recorder:
 
     def __init__(self, faults: Any, path: Path | None) -> None:
         self._faults = faults
-        self._step = -1
         self._file: mmap.mmap | None = None
         if path is not None:
             beside = path.with_suffix(".new")
@@ -54,18 +53,18 @@ class Recorder:
         return recorder
 
     def meet(self, at: str, step: int | None = None) -> None:
-        self._step = self._step if step is None else step
-        self.note(AFTER[at])
+        self.note(AFTER[at], step)
         self._faults.meet(at, step)
 
     def flips(self, step: int) -> str:
         return ""  # a fault of the tag `wide`
 
-    def note(self, phase: str) -> None:
+    def note(self, phase: str, step: int | None = None) -> None:
         if self._file is not None:
-            # counted in the file alone, as a number kept here would go on from pass to pass
-            *_, num_notes = _PLACE.unpack_from(self._file)
-            _PLACE.pack_into(self._file, 0, phase.encode(), self._step, num_notes + 1)
+            # In the file alone: numbers that are kept here would belong to the program's state.
+            _, known, num_notes = _PLACE.unpack_from(self._file)
+            number = known if step is None else step
+            _PLACE.pack_into(self._file, 0, phase.encode(), number, num_notes + 1)
 
 
 def read_phase(folder: Path, pid: int) -> tuple[str, int]:
