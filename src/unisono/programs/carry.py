@@ -678,7 +678,9 @@ class Unpacker:
                 raise ValueError(kind)
         else:
             kind = base
-        made = next(one for one in kind.__mro__ if not h.is_of_python(one)).__new__(kind)
+        if base is object:  # or one with attributes that C defines, as SimpleNamespace is
+            base = next(one for one in kind.__mro__ if not h.is_of_python(one))
+        made = base.__new__(kind)
         self._made[packed["n"]] = made
         if base is deque:
             deque.__init__(made, self._each(packed["items"]), packed["most"])
