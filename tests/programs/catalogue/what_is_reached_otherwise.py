@@ -273,7 +273,8 @@ t = trainer(net(), callbacks=[Rate()])
 fit(t)
 
 
-# %% pairwise: TOLD looked
+# %% pairwise: REFUSED
+# says: `Rate.pairs` has changed between two steps, but itertools.pairwise cannot be kept
 import itertools
 
 rates = [0.1]
