@@ -227,7 +227,7 @@ REPLACED: dict[str, Kind] = {
     "count": (
         lambda: itertools.count(),
         lambda v: itertools.count(next(v) + 1),
-        lambda v: next(copy.copy(v)) / 99,
+        lambda v: int(repr(v)[6:-1]) / 99,
     ),
     "partial": (
         lambda: functools.partial(abs, 1.0),
@@ -432,7 +432,7 @@ CHANGED: dict[str, Kind] = {
     "count": (
         lambda: itertools.count(),
         lambda v: next(v) is None or v,
-        lambda v: next(copy.copy(v)) / 99,
+        lambda v: int(repr(v)[6:-1]) / 99,
     ),
     "listiter": (
         lambda: iter([*range(99)]),
