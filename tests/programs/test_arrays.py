@@ -4,8 +4,10 @@ import operator
 
 import numpy as np
 import pytest
+import torch
 
 from unisono.programs.arrays import array_of, bits, dtype_of, parts_of_array, parts_of_dtype
+from unisono.programs.forms import FORMS
 
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8"), ("c", "i2", (3,))], align=True)
 DTYPES = [
@@ -74,3 +76,33 @@ def test_another_element_has_other_bits():
     other["c"][1, 2] = 1
     assert bits(one) != bits(other)
     assert bits(np.array([0.0])) != bits(np.array([-0.0]))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (np.dtype("f4"), (10**13,), b"1234"),
+        (np.dtype("f4"), (10**13,), b""),
+        (np.dtype("O"), (10**13,), [1]),
+        (np.dtype([("a", "f4")]), (10**13,), np.zeros(3, "f4")),
+        (np.dtype([("a", "f4")]), (2,)),
+    ],
+    ids=str,
+)
+def test_a_shape_without_its_elements_takes_no_memory(parts):
+    with pytest.raises(ValueError, match=r"shape|buffer"):
+        array_of(*parts)
+
+
+class Poses(tuple):
+    n_sequence_fields = 2
+
+
+def test_only_classes_of_c_make_struct_sequences():
+    make = FORMS["struct sequence"]
+    found = torch.max(torch.ones(2, 3), 1)
+    assert make.fits(found)
+    assert type(make.make(*make.parts(found))) is type(found)
+    assert not make.fits(Poses((1, 2)))
+    with pytest.raises(ValueError, match="Poses"):
+        make.make(Poses, (1, 2), {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-NUMBERS = {np.dtype(each).name for each in "?efdbhilBHIL"}
-"""Names of dtypes that checkpoints hold."""
+NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
+"""The dtypes that checkpoints hold, by name: truth values, floats of 16 to 64 bits, integers."""
 _HAS_GAPS = np.finfo(np.longdouble).nmant == 63  # of x86: 10 bytes, in 12 or 16
 _USED = {
     kind: np.dtype(
@@ -105,14 +106,19 @@ def parts_of_array(array: np.ndarray) -> Sequence[Any]:
 
 
 def array_of(dtype: np.dtype, shape: tuple[int, ...], *content: Any) -> np.ndarray:
-    """Make an array of its parts."""
-    made: Any = np.zeros(shape, dtype)
+    """Make an array of its parts; raises ValueError if they do not fit."""
+    made: Any
+    if dtype.names is None and not dtype.hasobject and content[0]:
+        return np.frombuffer(content[0], dtype).reshape(shape).copy()
+    lengths = [len(each) if dtype.names is None else each.size for each in content]
+    # A file must not decide how much memory is taken.
+    if dtype.itemsize and min(lengths, default=0) < math.prod(shape):
+        raise ValueError(f"an array of shape {shape} has other elements")
+    made = np.zeros(shape, dtype)
     if dtype.names is not None:
         for name, field in zip(dtype.names, content, strict=True):
             made[name] = field
     elif dtype.hasobject:
         for at, value in enumerate(content[0]):
             made.flat[at] = value
-    elif content[0]:
-        made[...] = np.frombuffer(content[0], dtype).reshape(shape)
     return made  # type: ignore[no-any-return]

@@ -123,12 +123,18 @@ def _is_struct_sequence(value: Any) -> bool:
 
     Those are made in C, and may have values that have names alone.
     """
-    kind = type(value)
-    return isinstance(value, tuple) and "n_sequence_fields" in vars(kind) and len(kind.__mro__) == 3
+    return _makes_struct_sequences(type(value))
+
+
+def _makes_struct_sequences(kind: Any) -> bool:
+    if not (isinstance(kind, type) and issubclass(kind, tuple)):
+        return False
+    made_by = vars(kind).get("__new__")  # of C: a class of the program is never called
+    return "n_sequence_fields" in vars(kind) and isinstance(made_by, types.BuiltinFunctionType)
 
 
 def _struct_sequence(kind: Any, *parts: Any) -> Any:
-    if not (isinstance(kind, type) and "n_sequence_fields" in vars(kind)):
+    if not _makes_struct_sequences(kind):
         raise ValueError(kind)
     return kind(*parts)
 

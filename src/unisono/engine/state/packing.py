@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from unisono.errors import CheckpointError
+from unisono.programs.arrays import NUMBERS
 from unisono.runtime.device import array_of
 from unisono.runtime.dtypes import CODES
 
@@ -33,8 +34,6 @@ _MALFORMED = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
 _FACTORIES: dict[str, Callable[[], Any] | None] = {"int": int, "float": float, "list": list}
 _FACTORIES |= {"dict": dict, "": None}
 _NUMBER = "$number"
-_NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
-"""numpy's truth values, floats of 16 to 64 bits and integers of 8 to 64 bits, by name."""
 
 
 def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
@@ -62,15 +61,15 @@ def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
         if isinstance(value, set):
             return {"$set": elements}
         return {"$tuple": elements} if isinstance(value, tuple) else elements
-    if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
-        copied = np.array(value, _NUMBERS[value.dtype.name], order="K")
+    if isinstance(value, np.ndarray) and value.dtype.name in NUMBERS:
+        copied = np.array(value, NUMBERS[value.dtype.name], order="K")
         return {"$array": keep(path, torch.from_numpy(copied))}
     return pack_number(tell(path), value)
 
 
 def pack_number(what: str, value: Any) -> Any:
     """Convert a number of numpy to plain JSON; raise CheckpointError for what is not plain."""
-    if isinstance(value, np.generic) and value.dtype.name in _NUMBERS:
+    if isinstance(value, np.generic) and value.dtype.name in NUMBERS:
         return {_NUMBER: [value.dtype.name, value.item()]}
     return check_plain(what, value)
 
@@ -174,7 +173,7 @@ def _unpack(value: Any, take: Take) -> Any:
     if mark == "$array":
         return array_of(take(content))
     if mark == _NUMBER:
-        return _NUMBERS[content[0]].type(content[1])
+        return NUMBERS[content[0]].type(content[1])
     if mark == "$tuple":
         return tuple(_unpack(content, take))
     if mark == "$set":
