@@ -151,10 +151,9 @@ class Known:
             found = vars(found).get(part) if isinstance(found, (types.ModuleType, type)) else None
             found = None if isinstance(found, types.ModuleType) else _bare(found)
             passed.append(found)
-        if not isinstance(found, (type, *_FUNCTIONS)) or not self._is_allowed(found, passed):
+        is_one = isinstance(found, (type, *_FUNCTIONS)) and self._is_allowed(found, passed)
+        if not is_one or module not in self._imported:  # restoring a value imports no module
             raise Opaque(f"{module}.{name}")
-        if module not in self._imported:  # others never import it for this
-            raise Opaque(f"{module}.{name} (which was first imported after the loop began)")
         return found
 
     def module(self, name: str) -> types.ModuleType:

@@ -1,8 +1,8 @@
 """The frames of a program's own loop, kept from one step to the next.
 
-Whoever refers to a generator's frame keeps what is on its stack when the generator is closed (since
-Python 3.14): a loop's iterator, such as our generator of steps, whose loop would never end. So a
-generator's frame is kept by the generator, to which nothing refers.
+Since Python 3.14, a reference to a generator's frame keeps what is on its stack when the generator
+is closed: a loop's iterator, such as our generator of steps, whose loop would never end. So this
+module keeps a weak reference to the generator instead of its frame.
 """
 
 from __future__ import annotations

@@ -485,7 +485,8 @@ class Walk:
                     yield f"{path}.{name}", parameter, own
         elif isinstance(value, torch.optim.Optimizer) and id(value) in self._layers:
             without = _OF_OPTIMIZER
-            yield from ((f"{path}.step", v, True) for n, v in vars(value).items() if n == "step")
+            if "step" in vars(value):
+                yield f"{path}.step", vars(value)["step"], True
         if id(value) in self._shallow:
             self._note(path, h.ATTRIBUTES, value, own=own)
         elif id(value) in self._themselves:

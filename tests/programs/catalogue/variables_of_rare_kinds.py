@@ -274,3 +274,19 @@ class Late(Callback):
 
 t = trainer(net(), callbacks=[Late()])
 fit(t)
+
+
+# %% a_class_that_numpy_imports_late: TOLD not.kept.with
+class Late(Callback):
+    masked = None
+
+    def on_step_end(self, fit, step):
+        if step.number >= 3 and self.masked is None:
+            self.masked = np.ma.array([1.0, 2.0], mask=[0, 1])
+        if self.masked is not None:
+            self.masked = self.masked * 0.98
+            fit.optimizer.param_groups[0]["lr"] = 0.1 * float(self.masked.sum())
+
+
+t = trainer(net(), callbacks=[Late()])
+fit(t)

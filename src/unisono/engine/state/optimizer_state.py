@@ -223,7 +223,7 @@ def _plain(what: str, value: Any) -> Any:
             f"{what} must be a tensor, a number or a text to be kept, but is a function: keep that "
             f"in an attribute of the optimizer instead of `param_groups`."
         )
-    # A float of numpy that is one of Python, too, acts as that.
+    # `np.float64` is a float of Python.
     return check_plain(what, value) if isinstance(value, float) else pack_number(what, value)
 
 
