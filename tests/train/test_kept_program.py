@@ -3,6 +3,7 @@
 In callbacks, optimizers, layers, closures.
 """
 
+import builtins
 import collections
 import copy
 import functools
@@ -393,6 +394,20 @@ class Stateful:
 
     def state_dict(self):
         return self.state
+
+
+def test_names_of_a_library_that_a_later_loop_reaches_in_another_order_have_not_changed():
+    def one():
+        return builtins.str(builtins.ValueError)
+
+    def two():
+        return builtins.AssertionError, builtins.str
+
+    kept = KeptProgram(torch.nn.Linear(2, 1), list, {})
+    for passes in ({"one": one, "two": two}, {"two": two, "one": one}):
+        kept.watch(passes, {}, [])
+        kept.has_begun(1, list, None)
+        assert kept.state_dict()["values"] == {}
 
 
 def test_what_belongs_to_the_model_is_named_and_not_copied():

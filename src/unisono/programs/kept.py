@@ -663,11 +663,18 @@ def _saves_itself(one: Any) -> bool:
 def _of_names(
     content: Content, now: Content, known: Collection[str], names: Collection[str]
 ) -> Content:
-    """Return the first content under the `names` that count now; new names have their value now."""
-    there = dict(zip(*now, strict=True))
-    then = {n: value for n, value in zip(*content, strict=True) if n in there or h.bare(n) in names}
-    new = (name for name in there if name not in then and h.bare(name) not in known)
-    then |= {name: there[name] for name in new}
+    """Return the first content under the `names` that count now; new names have their value now.
+
+    In the order of the walk of now, which may reach the program's code in another order.
+    """
+    there, before = dict(zip(*now, strict=True)), dict(zip(*content, strict=True))
+    then = {
+        name: before.get(name, value)
+        for name, value in there.items()
+        if name in before or h.bare(name) not in known
+    }
+    gone = (name for name in before if name not in there and h.bare(name) in names)
+    then |= {name: before[name] for name in gone}
     return tuple(then), tuple(then.values())
 
 
