@@ -557,7 +557,8 @@ def test_a_hostile_checkpoint_gets_at_nothing_that_the_program_does_not_name(pac
 def names_a_lot(model, trainer):
     """Has names that are also those of functions that act on the system."""
     model.eval(), trainer.run(), os.system, pickle.loads, torch.load, torch.tanh, np.load
-    return math.sqrt, np.tanh, F.gelu, subprocess, exec, open, len, collections.OrderedDict
+    kinds = KeyError, collections.OrderedDict
+    return math.sqrt, np.tanh, F.gelu, subprocess, exec, open, setattr, len, kinds
 
 
 @pytest.mark.parametrize(
@@ -566,6 +567,8 @@ def names_a_lot(model, trainer):
         ("builtins", "eval", False),
         ("builtins", "exec", False),
         ("builtins", "open", False),
+        ("builtins", "setattr", False),
+        ("builtins", "KeyError", True),
         ("os", "system", False),
         (__name__, "os.system", False),
         ("subprocess", "run", False),

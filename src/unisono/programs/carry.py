@@ -16,6 +16,7 @@ raise :class:`Opaque`.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import hashlib
 import inspect
@@ -57,21 +58,26 @@ _OF_BUILTINS = {"abs", "all", "any", "chr", "divmod", "hash", "id", "len", "max"
 _OF_BUILTINS |= {"pow", "repr", "round", "sorted", "sum"}
 # Modules of Python whose functions and classes touch neither files nor the system.
 _INERT = {"_collections", "_decimal", "_functools", "_heapq", "_operator", "_queue", "_random"}
-_INERT |= {"abc", "argparse", "array", "bisect", "calendar", "cmath", "collections", "colorsys"}
+_INERT |= {"_bisect", "abc", "argparse", "array", "bisect", "builtins", "calendar", "cmath"}
+_INERT |= {"collections", "colorsys"}
 _INERT |= {"configparser", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum"}
 _INERT |= {"fractions", "functools", "graphlib", "heapq", "ipaddress", "itertools", "json", "math"}
 _INERT |= {"numbers", "operator", "queue", "random", "re", "statistics", "string", "textwrap"}
 _INERT |= {"time", "types", "typing", "uuid", "weakref"}
-_ACTS = {"compile", "download", "dump", "eval", "exec", "import", "install", "launch", "load"}
+_ACTS = {"breakpoint", "compile", "delattr", "download", "dump", "eval", "exec", "import", "input"}
+_ACTS |= {"install", "launch", "load", "setattr"}
 _ACTS |= {"loads", "open", "pickle", "pretrained", "read", "run", "save", "spawn", "system"}
 _ACTS |= {"write"}
 _WITH_MODULES = (types.FunctionType, type)
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)
+_OF_NUMPY = (np.ufunc, type(np.mean))
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, *_OF_NUMPY)
 _MEMORIES = (torch.Tensor, np.ndarray)
 _OF_LAYOUT = ("__dict__", "__weakref__")
 _DEEPEST = 100  # what examines packed values calls itself for each level
 _ADDRESS = 1 << 32  # the `id` of an object is larger
 AS_IT_IS = (type(None), bool, int, float, str)
+# Where functions that are made in C are found, of which many do not know their module.
+_MODULES = ("torch", "torch._C", "torch.nn.functional", "numpy", "math", "builtins")
 _OF_C = ("builtin_function_or_method", "method_descriptor")
 
 
@@ -128,15 +134,17 @@ class Known:
         names = self.names.union(*map(names_in, self._codes.values()))
         imported = [sys.modules[name] for name in names & sys.modules.keys()]
         found = set(map(id, imported))
-        waiting = [vars(module) for module in (*self._modules.values(), *imported)]
+        waiting = [vars(module) for module in (builtins, *self._modules.values(), *imported)]
         while waiting:
             space = waiting.pop()
             for one in [space[name] for name in names & space.keys()]:
                 one = _bare(one)
                 if id(one) not in found:
                     found.add(id(one))
-                    if isinstance(one, (types.ModuleType, type)):
+                    if isinstance(one, types.ModuleType):
                         waiting.append(vars(one))
+                    elif isinstance(one, type):
+                        waiting += map(vars, one.__mro__)
         return found
 
     def code(self, key: str) -> types.CodeType | None:
@@ -364,7 +372,7 @@ class Packer:
             return self._of_function(value)
         if isinstance(value, types.CodeType) and self._known.code(key_of(value)) is not None:
             return {"@": "code", "code": key_of(value)}
-        if isinstance(value, (type, np.ufunc)) or kind.__name__ in _OF_C:
+        if isinstance(value, (type, *_OF_NUMPY)) or kind.__name__ in _OF_C:
             return self._of_name(value)
         if isinstance(value, types.ModuleType) and self._known.module(value.__name__) is value:
             return {"@": "module", "module": value.__name__}
@@ -511,7 +519,7 @@ class Packer:
         of = getattr(value, "__self__", None)
         module = str(getattr(value, "__module__", None) or getattr(of, "__name__", ""))
         name = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
-        for place in (module, "torch", "torch.nn.functional", "numpy", "math", "builtins"):
+        for place in (module, *_MODULES):
             for known_as in (name, name.rpartition(".")[2]):
                 with suppress(Opaque, KeyError, TypeError):
                     if self._known.named(place, known_as) is value:

@@ -333,3 +333,33 @@ class Unfreezes(Callback):
 
 t = trainer(m, optimizer=optimizer, callbacks=[Unfreezes()])
 fit(t)
+
+
+# %% functions_and_classes_of_libraries: SAME
+class Exchanged(Callback):
+    errors = ValueError
+
+    def __init__(self):
+        self.ways = [np.mean, np.linalg.norm, max, zip, frozenset, KeyError, torch.Tensor.sum]
+
+    def on_step_end(self, fit, step):
+        if self.errors is ValueError and step.number == 9:
+            self.ways = [
+                np.median,
+                np.linalg.det,
+                min,
+                enumerate,
+                slice,
+                OSError,
+                torch.Tensor.mean,
+            ]
+            Exchanged.errors = OSError
+        mean, size, of_rows, *kinds, of_tensor = self.ways
+        rate = abs(float(mean([1.0, 2.0, 6.0]) + of_rows(1, 2) + size(np.eye(2))))
+        rate += sum(len(one.__name__) for one in (*kinds, self.errors))
+        rate *= float(of_tensor(torch.tensor([0.5, 1.5])))
+        fit.optimizer.param_groups[0]["lr"] = 0.001 * rate
+
+
+t = trainer(net(), callbacks=[Exchanged()])
+fit(t)
