@@ -98,6 +98,7 @@ class ControlBlock:
     def __init__(self, fd: int, world_size: int) -> None:
         self.fd = fd
         self.world_size = world_size
+        self.has_lost = False  # a worker here for which nobody comes: its loops end by an error
         self._map = mmap.mmap(fd, control_block_bytes(world_size))
         self.head = Head.from_buffer(self._map)
         self.lines = [
@@ -304,6 +305,7 @@ class Barrier(MeetingPoint):
     def lose(self, rank: int, how: Departure) -> None:
         """Raise unless the lost worker will be replaced."""
         if not how.may_be_back:
+            self._control.has_lost = True
             raise self._left(rank, how)
 
     def here(self) -> str:

@@ -88,7 +88,6 @@ class HostMember(LauncherLink):
         if self.is_replacement:
             self._store.delete_key(CONNECTED)
         self._live: messages.Live | None = None  # once this worker has caught up on its host
-        self._has_given_up = False  # waiting for the launcher of a lost worker
         self._launchers.publish(self.address, int(os.environ[LAUNCHER_PORT_VARIABLE]))
 
     def _map(self, fd: int) -> ControlBlock:
@@ -114,7 +113,7 @@ class HostMember(LauncherLink):
 
     def notify(self, message: messages.Notification) -> None:
         """Send a message to the launcher, and publish to other hosts what they may need."""
-        if self._has_given_up and _is_of_loops_end(message):
+        if self.control.has_lost and _is_of_loops_end(message):
             return  # the loop has not ended, and others may start again before this process ends
         if isinstance(message, messages.ReplicatedResult):
             self._publish_outcome(message)
@@ -132,7 +131,7 @@ class HostMember(LauncherLink):
                 with self._store_request():
                     self._await_launchers()
             except PeerLostError:
-                self._has_given_up = True
+                self.control.has_lost = True
                 raise
         return super().stopped(arrivals, between_steps=between_steps)
 
