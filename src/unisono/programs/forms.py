@@ -307,6 +307,7 @@ FORMS = {
     "next": Form(_is_next, lambda v: [v.__self__], _next),
     "staticmethod": Form(_a(staticmethod), lambda v: [v.__func__], staticmethod),
     "classmethod": Form(_a(classmethod), lambda v: [v.__func__], classmethod),
+    "property": Form(_exactly(property), lambda v: [v.fget, v.fset, v.fdel, v.__doc__], property),
     "weak": Form(lambda v: type(v) in _WEAK.values(), _parts_of_weak, _weak),
     "view of a dict": Form(
         lambda v: type(v) in h.VIEWS, lambda v: [type(v).__name__, h.viewed(v)], _view

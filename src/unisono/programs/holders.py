@@ -16,7 +16,6 @@ from __future__ import annotations
 import array
 import ast
 import ctypes
-import decimal
 import functools
 import gc
 import hashlib
@@ -30,24 +29,25 @@ import sys
 import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.hooks import RemovableHandle
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from unisono.programs.arrays import bits, elements
 from unisono.programs.frames import KeptFrame
 from unisono.programs.hashes import hashed
 from unisono.programs.iterators import parts_of
+from unisono.programs.settings import PLAIN, is_plain, put_settings, read_settings
 
 Content = tuple[tuple[Any, ...], tuple[Any, ...]]
 """Names, and the value of each."""
 
-PLAIN = {type(None), bool, int, float, complex, str, bytes}
 ARRAYS = (torch.Tensor, np.ndarray)
 ANY = "*"
 """Among the names of a module: all of them count, as its code computes some."""
@@ -284,9 +284,14 @@ def _space(owner: Any) -> Any:
     return vars(owner) if isinstance(owner, (type, types.ModuleType)) else owner
 
 
+_OF_TYPES = ("__bases__", "__name__", "__qualname__")  # not in the namespace of a class
+
+
 def _read_names(owner: Any, names: Any) -> Content:
     space = _space(owner)
     if isinstance(owner, type):  # all of them: an inherited name may be set here later
+        computed = {name: getattr(owner, name) for name in _OF_TYPES if name in names}
+        space = {**space, **computed}
         names = [name for name in space if name[:2] != "__" or name in names]
     elif ANY in names:
         mine = [name for name in space if name[:2] != "__" or name in names]
@@ -320,7 +325,54 @@ def _put_patched(owner: Any, names: Any, content: Content) -> None:
             setattr(owner, name, wanted[name])
 
 
+def _read_added(owner: Any, names: Any) -> Content:
+    names, values = _read_patched(owner, names)
+    # A module of a package may have been imported.
+    there = {
+        n: v for n, v in zip(names, values, strict=True) if not isinstance(v, types.ModuleType)
+    }
+    return tuple(there), tuple(there.values())
+
+
+def _put_added(owner: Any, names: Any, content: Content) -> None:
+    _put_patched(owner, names, content)
+    for name in _read_added(owner, names)[0]:
+        if name not in content[0]:
+            delattr(owner, name)
+
+
+def _read_computed(owner: Any, names: Any) -> Content:
+    """Read attributes of a library's object, which may compute them, if they are plain values."""
+    found = {}
+    for name in names:
+        with suppress(Exception):
+            value = getattr(owner, name)
+            if is_plain(value):
+                found[name] = value
+    return tuple(found), tuple(found.values())
+
+
+def _put_computed(owner: Any, names: Any, content: Content) -> None:
+    now, wanted = _read_computed(owner, names), dict(zip(*content, strict=True))
+    for name in changed_slots(content, now):
+        if name in wanted and name in names:  # a file could contain others
+            setattr(owner, name, wanted[name])
+        elif name in names:
+            delattr(owner, name)
+
+
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+_MORE_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__module__")
+
+
+def _read_function(owner: Any, names: Any) -> Content:
+    more = (name for name in _MORE_OF_FUNCTIONS if name in names)
+    return _read_slots(owner, (*_OF_FUNCTIONS, *more))
+
+
+def _put_function(owner: Any, _: Any, content: Content) -> None:
+    for name, value in zip(*content, strict=True):
+        setattr(owner, name, value)
 
 
 def _delete(owner: Any, name: str) -> None:
@@ -493,36 +545,10 @@ def _put_context(owner: Any, _: Any, content: Content) -> None:
         raise RuntimeError(f"{owner.name!r} had no value then, and a ContextVar cannot lose one")
 
 
-_ENVIRONMENT = "os.environ "
-_OF_RUNS = ("rng_state", "num_threads", "num_interop_threads")  # of torch, set for each loop
-_OF_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # differ between workers
-
-
-def _read_settings(owner: Any, names: Any) -> Content:
-    # A program names hundreds of things, and few variables of the environment.
-    there = sorted(name for name in os.environ if name in names and name not in _OF_PLACE)
-    variables = {f"{_ENVIRONMENT}{name}": os.environ[name] for name in there}
-    settings = {name: get() for name, (word, get, _) in owner.items() if not word or word in names}
-    return (*settings, *variables), (*settings.values(), *variables.values())
-
-
 def _put_settings(owner: Any, names: Any, content: Content) -> None:
-    now, wanted = _read_settings(owner, names), dict(zip(*content, strict=True))
-    for name in changed_slots(content, now):
-        variable = bare(name)
-        if name in now[0] and name in owner:
-            owner[name][2](wanted[name])
-        elif variable not in names or variable in _OF_PLACE:
-            continue  # a file could contain names that the program never sets
-        elif name in wanted:
-            os.environ[variable] = wanted[name]
-        else:
-            os.environ.pop(variable, None)
-
-
-def bare(name: str) -> str:
-    """Return how a program's code names an environment variable, or any other setting."""
-    return name.removeprefix(_ENVIRONMENT)
+    now, wanted = read_settings(owner, names), dict(zip(*content, strict=True))
+    there = (name for name in changed_slots(content, now) if name in now[0] or name not in owner)
+    put_settings(owner, names, wanted, there)
 
 
 def has_all_names(holder: Holder) -> bool:
@@ -531,53 +557,6 @@ def has_all_names(holder: Holder) -> bool:
     return holder.kind is NAMES and is_any
 
 
-def _set_decimal(value: Any) -> None:
-    context = decimal.getcontext()
-    context.prec, context.rounding = value
-
-
-def _settings_of_torch() -> Iterator[tuple[str, tuple[str, Callable[[], Any], Any]]]:
-    """Yield what torch has functions for that set it and return it."""
-    for name, setter in vars(torch).items():
-        word = name.removeprefix("set_")
-        readers = (vars(torch).get(one) for one in (f"get_{word}", f"is_{word}"))
-        reader = next((one for one in readers if callable(one)), None)
-        if name.startswith("set_") and reader is not None and word not in _OF_RUNS:
-            yield f"torch.{reader.__name__}()", (name, reader, setter)
-
-
-SETTINGS_OF_PROCESS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], object]]] = {
-    "decimal.getcontext()": (
-        "getcontext",
-        lambda: (decimal.getcontext().prec, decimal.getcontext().rounding),
-        _set_decimal,
-    ),
-    "numpy.geterr()": (
-        "seterr",
-        lambda: tuple(np.geterr().items()),
-        lambda now: np.seterr(**dict(now)),
-    ),
-    "os.getcwd()": ("chdir", os.getcwd, os.chdir),
-    "sys.getrecursionlimit()": (
-        "setrecursionlimit",
-        sys.getrecursionlimit,
-        sys.setrecursionlimit,
-    ),
-    "torch.utils.hooks.RemovableHandle.next_id": (
-        "",
-        lambda: RemovableHandle.next_id,
-        partial(setattr, RemovableHandle, "next_id"),
-    ),
-    **dict(_settings_of_torch()),
-    "torch.is_anomaly_enabled()": (
-        "set_detect_anomaly",
-        torch.is_anomaly_enabled,
-        torch.set_anomaly_enabled,
-    ),
-}
-"""Process-wide settings, by how a program reads them: the word by which a program sets each,
-without which it is ignored; a function that reads it, and one that sets it.
-"""
 HOOKS_OF_MODULES, HOOKS_OF_OPTIMIZERS = (
     {n: v for n, v in vars(of).items() if n.startswith("_global_") and isinstance(v, dict)}
     for of in (torch.nn.modules.module, sys.modules[torch.optim.Optimizer.__module__])
@@ -702,7 +681,15 @@ def _words(suspended: Any) -> str:
 
 
 def _read_autocast(owner: Any, _: Any) -> Content:
-    return (), tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+    kinds = ("cpu", "cuda")
+    return (), tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
+def _read_modes(owner: Any, _: Any) -> Content:
+    """Read which modes of torch have been entered, without that of its default device."""
+    of_functions: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    modes = (*of_functions, *_get_current_dispatch_mode_stack())
+    return (), tuple(type(one) for one in modes if not isinstance(one, DeviceContext))
 
 
 def _read_made_in_c(owner: Any, _: Any) -> Content:
@@ -752,11 +739,13 @@ OBJECTS = Kind("objects", _read_objects, _put_objects)
 """Elements of an array of Python objects, of texts of any length, or of records with them."""
 ELEMENTS = Kind("elements", _read_elements, _put_elements)
 PATCHED = Kind("names of a library", _read_patched, _put_patched)
-FUNCTION = Kind("function", lambda owner, _: _read_slots(owner, _OF_FUNCTIONS), _put_slots)
+ADDED = Kind("names set in a library", _read_added, _put_added)
+COMPUTED = Kind("attributes of a library", _read_computed, _put_computed)
+FUNCTION = Kind("function", _read_function, _put_function)
 TENSOR = Kind("tensor", _read_tensor, put_tensor)
 """The attributes and hooks of a tensor."""
 CONTEXT = Kind("context", _read_context, _put_context)
-SETTINGS = Kind("settings", _read_settings, _put_settings)
+SETTINGS = Kind("settings", read_settings, _put_settings)
 HOOKS = Kind("hooks", _read_hooks, _put_hooks)
 TABLE = Kind("table", _read_table, _put_table)
 """Names of a layer's parameters or buffers, whose values are stored elsewhere."""
@@ -767,12 +756,13 @@ CACHE = Kind("cache", _read_cache, _put_cache)
 DRAWN = Kind("generator", _read_drawn)
 POSITION = Kind("position", _read_position, opaque=lambda owner: "how far a file has been read")
 AUTOCAST = Kind("autocast", _read_autocast, opaque=lambda owner: "what is left open")
+MODES = Kind("modes", _read_modes, opaque=lambda owner: "a mode that is left open")
 SUSPENDED = Kind("suspended", _read_suspended, opaque=lambda owner: f"a Python {_words(owner)}")
 MADE_IN_C = Kind("made in C", _read_made_in_c, opaque=lambda owner: f"a {name_of(type(owner))}")
 FROZEN = Kind("frozen", lambda owner, _: ((), parts_of(owner)))
 LEAVES = (CONTENTS, BYTES, FILE, DRAWN, POSITION)
 """Kinds of places that lead to no others."""
-_WHOLES = {AUTOCAST, CONTEXT, ELEMENTS, CACHE, SUSPENDED, TABLE, MADE_IN_C, *LEAVES}
+_WHOLES = {AUTOCAST, MODES, CONTEXT, ELEMENTS, CACHE, SUSPENDED, TABLE, MADE_IN_C, *LEAVES}
 _LAYERS = re.compile(r"\._(?:modules|buffers|parameters)\['(\w+)'\]")
 
 VIEWS: dict[Any, Callable[[Any], Any]] = {

@@ -45,6 +45,7 @@ from unisono.programs.frames import KeptFrame
 from unisono.programs.generators import copy_of, set_state
 from unisono.programs.holders import Content, Holder
 from unisono.programs.overlaps import overlapping
+from unisono.programs.settings import PLAIN, SETTINGS_OF_PROCESS, bare
 from unisono.programs.unchanged import Unchanged
 from unisono.programs.walk import Walk, is_of_a_library, is_of_process
 from unisono.runtime.workers.team import Team
@@ -75,9 +76,10 @@ _THREAD_LINE = (
 )
 _MALFORMED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, Opaque)
 _BY_SLOT: tuple[h.Kind, ...] = (h.HOOKS, h.ATTRIBUTES, h.SLOTS, h.CELLS, h.NAMES, h.FRAME)
-_BY_SLOT += (h.PATCHED, h.FUNCTION, h.TENSOR, h.SETTINGS, h.NAMED)
+_BY_SLOT += (h.PATCHED, h.ADDED, h.COMPUTED, h.FUNCTION, h.TENSOR, h.SETTINGS, h.NAMED)
 # The walk determines which names count.
-_BY_WALK = (h.NAMES, h.NAMED, h.PATCHED, h.FRAME, h.SETTINGS)
+_BY_WALK: tuple[h.Kind, ...] = (h.NAMES, h.NAMED, h.FRAME, h.FUNCTION, h.SETTINGS)
+_BY_WALK += (h.PATCHED, h.ADDED, h.COMPUTED)
 _MORE = "*"  # of a container: anything that is added to it
 _OF_PYTHON = ("builtins", "itertools", "collections")
 _FEW, _SMALL = 64, 1 << 16  # values of a place, and bytes of one, that passes store
@@ -163,7 +165,7 @@ class KeptProgram:
             walk.extend({"": frame})
         num_seeded = len(walk.holders)  # generators before it are seeded with the default ones
         of_all = {**h.HOOKS_OF_MODULES, **h.HOOKS_OF_OPTIMIZERS}
-        walk.extend({**between, "": h.SETTINGS_OF_PROCESS, **of_all})
+        walk.extend({**between, "": SETTINGS_OF_PROCESS, **of_all})
         self.is_cut = walk.is_cut
         self._unseen = {
             path: kind for path, kind in walk.unseen.items() if path not in unseen_in_passes
@@ -292,6 +294,8 @@ class KeptProgram:
         try:
             lost = {*state.get("lost", ())}
             self._apply(state, lambda key: key not in lost)
+            for holder, then in self._caches:
+                holder.put(then)  # empties a cache that has stored something since
             self.drawn = Unpacker(self._known, torch.device("cpu")).unpack(state["drawn"])
         except _MALFORMED as error:
             raise CheckpointError(
@@ -647,7 +651,7 @@ class KeptProgram:
         What its `load_state_dict` creates in another process, such as a mark, stays.
         """
         is_of_then = name in then or self._after is not None
-        return is_of_then and type(then.get(name, now[name])) in h.PLAIN
+        return is_of_then and type(then.get(name, now[name])) in PLAIN
 
     def _may_put_back(self, place: _Place) -> bool:
         identity = place.holder.identity
@@ -671,9 +675,9 @@ def _of_names(
     then = {
         name: before.get(name, value)
         for name, value in there.items()
-        if name in before or h.bare(name) not in known
+        if name in before or bare(name) not in known
     }
-    gone = (name for name in before if name not in there and h.bare(name) in names)
+    gone = (name for name in before if name not in there and bare(name) in names)
     then |= {name: before[name] for name in gone}
     return tuple(then), tuple(then.values())
 

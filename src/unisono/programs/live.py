@@ -26,6 +26,7 @@ _OF_VARIABLES = re.compile(
 _COLLECTS = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
 _PARTS = 16  # of a `zip`
 _STORES = {number for name, number in dis.opmap.items() if name.startswith("STORE")}
+_SETS = (dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"])
 _CACHE, _GET_ITER = dis.opmap["CACHE"], dis.opmap["GET_ITER"]
 _OF_STACK = ("POP_TOP", "SWAP", "END_FOR", "POP_ITER", "NOP", "COPY", "PUSH_NULL")
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
@@ -55,6 +56,21 @@ def names_in(code: CodeType) -> frozenset[str]:
             if all(map(str.isidentifier, words)):
                 found |= {*constant.split(":"), *words}
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_set_by(code: CodeType) -> frozenset[str]:
+    """Return the names of attributes that code, including inner functions, may set or delete."""
+    if "setattr" in code.co_names or "delattr" in code.co_names:
+        return names_in(code)
+    found, raw, more = set[str](), code.co_code, 0
+    for at in range(0, len(raw), 2):
+        number = raw[at + 1] | more << 8
+        more = number if raw[at] == dis.EXTENDED_ARG else 0
+        if raw[at] in _SETS:
+            found.add(code.co_names[number])
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(found.union(*map(names_set_by, inner)))
 
 
 def orders_by_hash(code: CodeType) -> bool:

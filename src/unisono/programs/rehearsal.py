@@ -27,6 +27,7 @@ import torch
 from unisono.programs import holders as h
 from unisono.programs.account import Account, ChangedPlace
 from unisono.programs.holders import Content, Holder
+from unisono.programs.settings import PLAIN
 
 Seen = Mapping[str, Any]
 """The results of a computation, by name; empty if it raised."""
@@ -228,7 +229,7 @@ def _finding(holder: Holder, before: Account | None, left: Account, differs: str
     if not slots:
         return Dependence(holder.path, differs)
     values = dict(zip(*now, strict=True)) if now[0] else dict(enumerate(now[1]))
-    is_plain = type(values.get(slots[0])) in h.PLAIN and holder.kind is not h.CONTENTS
+    is_plain = type(values.get(slots[0])) in PLAIN and holder.kind is not h.CONTENTS
     return Dependence(holder.shown(slots[0]), differs, is_plain=is_plain)
 
 

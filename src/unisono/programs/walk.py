@@ -33,7 +33,8 @@ import time
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any, final
 
@@ -46,12 +47,13 @@ from unisono.programs.forms import FORMS
 from unisono.programs.frames import KEPT_FRAMES, KeptFrame
 from unisono.programs.holders import Holder
 from unisono.programs.iterators import is_frozen
-from unisono.programs.live import live_variables, names_in, set_before_read
+from unisono.programs.live import live_variables, names_in, names_set_by, set_before_read
+from unisono.programs.settings import PLAIN, SETTINGS_OF_PROCESS, note_settings
 
 VISITED_AT_MOST = 20_000
 _PICKLED_WITHIN_S = 0.01  # for an object made in C, to detect changes
 LONG = 4096  # objects in longer containers are not looked at
-_LEAVES = h.PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
+_LEAVES = PLAIN | {range, slice, torch.dtype, torch.device, torch.Size, types.EllipsisType}
 _LEAVES |= {PosixPath, PurePosixPath}  # which note their text when it is first asked for
 GENERATORS: tuple[Any, ...] = (
     random.Random,
@@ -144,7 +146,9 @@ class Walk:
         self._elsewhere, self._layers = elsewhere, layers
         self._themselves, self._shallow = themselves, shallow
         self._beside: set[int] = set()  # stored elsewhere, but already visited
+        self._set: set[str] = set()  # names of attributes that the program's code sets
         self._spaces: dict[int, dict[str, str]] = {}  # of modules and classes: names, with paths
+        self._by_name: dict[tuple[str, int], dict[str, str]] = {}  # the same, of libraries
         # By space: variables that a loop sets before it reads them, each with an empty path.
         self._set_first: dict[int, dict[str, str]] = {}
         self._modules: dict[str, types.ModuleType] = {}  # of the program, by path
@@ -196,6 +200,9 @@ class Walk:
             found += self._of_space(path, space, module.__name__, space, names)
             if type(module) is not types.ModuleType:
                 found.append((path, type(module), False))
+        dunder = sorted(name for name in self._set - _OF_CLASSES if name.startswith("__"))
+        for kind in self._classes.values() if dunder else ():
+            found += self._of_space(kind.__qualname__, kind, h.name_of(kind), vars(kind), dunder)
         for kind in self._classes.values() if "__subclasses__" in self.names else ():
             others: list[type] = type.__subclasses__(kind)
             found += ((f"{h.name_of(kind)}.{one.__name__}", one, False) for one in others)
@@ -232,9 +239,10 @@ class Walk:
 
     def _taken_apart(self, path: str, value: Any, *, is_own: bool) -> Iterator[Found]:
         kind = type(value)
-        if value is h.SETTINGS_OF_PROCESS:
+        if value is SETTINGS_OF_PROCESS:
             self._note(path, h.SETTINGS, value, self.names, own=True)
             self._note("torch.autocast", h.AUTOCAST, torch.autocast, own=True)
+            self._note("torch.overrides", h.MODES, torch.overrides, own=True)
         elif kind in weakref.ProxyTypes:
             yield path, value.__init__.__self__, is_own
         elif value.__class__ is not kind:  # it passes for what it delegates to
@@ -328,7 +336,7 @@ class Walk:
         # That of executed text may have no module.
         own = value.__module__ is None or not is_of_a_library(value.__module__)
         if own:
-            yield from self._hold(path, h.FUNCTION, value, own=own)
+            yield from self._hold(path, h.FUNCTION, value, self._set, own=own)
         else:
             yield f"{path}.__defaults__", value.__defaults__, own
             yield path, value.__kwdefaults__, own
@@ -337,11 +345,15 @@ class Walk:
         if own or value.__dict__:  # which may get its first attribute later
             yield from self._hold(path, h.ATTRIBUTES, value, own=own)
         if own:
-            yield from self._of_names(path, value.__globals__, set(names_in(value.__code__)))
+            code = value.__code__
+            yield from self._of_names(path, value.__globals__, set(names_in(code)), code)
 
-    def _of_names(self, path: str, space: dict[str, Any], names: set[str]) -> Iterator[Found]:
+    def _of_names(
+        self, path: str, space: dict[str, Any], names: set[str], code: types.CodeType
+    ) -> Iterator[Found]:
         """Follow the names in a function's code, in its module and in modules that it names."""
         self.names |= names
+        self._set |= names_set_by(code)
         spaces = {path: space}
         for name in sorted(names & space.keys()):
             module = space[name]
@@ -356,7 +368,7 @@ class Walk:
             if not is_of_a_library(name):
                 yield name, sys.modules[name], True
         for where, there in spaces.items():
-            self._note_patched(there, names)
+            self._note_patched(there, names, names_set_by(code))
             ways = _BY_COMPUTED_NAMES if there is space else _BY_NAMES_ELSEWHERE
             are_all, first = any(map(names.issuperset, ways)), self._set_first.get(id(there), {})
             all_names = {*names, "__getattr__"}
@@ -368,32 +380,51 @@ class Walk:
                 known = self._spaces[id(there)]
                 known |= {name: "" for name in first if name not in known}
 
-    def _note_patched(self, space: Mapping[str, Any], names: set[str]) -> None:
-        """Record the names in library modules and classes that are reached only by name."""
-        waiting, seen = [space], set[int]()
+    def _note_patched(
+        self, space: Mapping[str, Any], names: set[str], names_set: Collection[str]
+    ) -> None:
+        """Record what is reached only by name in libraries: in modules, classes and objects."""
+        imported = {n: sys.modules[n] for n in names & sys.modules.keys()}  # within a function
+        waiting, seen = [(space, False), (imported, False)], set[int]()
         while waiting:
-            space = waiting.pop()
+            space, is_of_library = waiting.pop()
             for name in sorted(names & space.keys()):
                 owner = space[name]
-                is_space = isinstance(owner, (types.ModuleType, type)) and id(owner) not in seen
-                module = str(getattr(owner, "__module__", None) or getattr(owner, "__name__", ""))
-                if is_space and is_of_a_library(module) and not module.startswith("unisono"):
+                module, kind = _module_of(owner), type(owner)
+                if id(owner) in seen or not is_of_a_library(module) or module[:7] == "unisono":
+                    continue
+                if isinstance(owner, (types.ModuleType, type)):
                     seen.add(id(owner))
-                    # Some modules create attributes on first access.
-                    is_lazy = isinstance(owner, types.ModuleType) and owner is not builtins
-                    there = names & vars(owner).keys() if is_lazy else names
-                    there = {each: f"{_name(owner)}.{each}" for each in there if each[:2] != "__"}
-                    self._hold_patched(owner, there)
-                    waiting.append(vars(owner))
+                    self._note_space(owner, names, names_set)
+                    waiting.append((vars(owner), True))
+                elif callable(owner) and module in sys.modules:
+                    note_settings(sys.modules[module], name)
+                elif is_of_library and kind not in _LEAVES | _PLAIN_CONTAINERS:
+                    self._hold_by_name(h.COMPUTED, owner, _there(owner, names_set))
 
-    def _hold_patched(self, owner: Any, names: dict[str, str]) -> None:
-        known = self._spaces.get(id(owner))
-        if known is None and names:
-            known = self._spaces[id(owner)] = {}
-            key = self._key(f"{h.PATCHED.name} of {_name(owner)}")
-            self.holders.append(Holder(_name(owner), h.PATCHED, owner, known, key=key))
+    def _note_space(self, owner: Any, names: set[str], names_set: Collection[str]) -> None:
+        """Record the names in a module or a class of a library, and the settings among them."""
+        there = names & vars(owner).keys()
+        for each in there:
+            note_settings(owner, each)
+        if isinstance(owner, types.ModuleType) and owner is not builtins:
+            names = there  # some modules create attributes on first access
+        self._hold_by_name(h.PATCHED, owner, names.difference(names_set))
+        self._hold_by_name(h.ADDED, owner, names_set)
+        if isinstance(owner, types.ModuleType) and type(owner) is not types.ModuleType:
+            computed = (name for name in names_set if name not in vars(owner))
+            self._hold_by_name(h.COMPUTED, owner, _there(owner, computed))
+
+    def _hold_by_name(self, kind: h.Kind, owner: Any, names: Iterable[str]) -> None:
+        path = _name(owner) if isinstance(owner, (types.ModuleType, type)) else _name(type(owner))
+        there = {name: f"{path}.{name}" for name in names if name[:2] != "__"}
+        known = self._by_name.get((kind.name, id(owner)))
+        if known is None and there:
+            known = self._by_name[kind.name, id(owner)] = {}
+            key = self._key(f"{kind.name} of {path}")
+            self.holders.append(Holder(path, kind, owner, known, key=key))
         if known is not None:
-            known |= names
+            known |= there
 
     def _of_space(
         self, path: str, owner: Any, key: str, space: Mapping[str, Any], names: Collection[str]
@@ -424,7 +455,7 @@ class Walk:
             self._set_first[id(frame.f_globals)] = first
             if h.ANY in (known := self._spaces.get(id(frame.f_globals), {})):
                 known |= first
-        yield from self._of_names(path, frame.f_globals, names & live)
+        yield from self._of_names(path, frame.f_globals, names & live, code)
 
     def _of_class(self, path: str, value: type) -> Iterator[Found]:
         if issubclass(value, enum.Enum):
@@ -554,6 +585,21 @@ def _are_leaves(values: Collection[Any]) -> bool:
         return False
     tuples = (value for value in values if type(value) is tuple)
     return tuple not in kinds or all(_LEAVES.issuperset(map(type, each)) for each in tuples)
+
+
+def _module_of(owner: Any) -> str:
+    if isinstance(owner, types.ModuleType):
+        return owner.__name__
+    is_named = isinstance(owner, (type, types.FunctionType, types.BuiltinFunctionType))
+    return str((owner if is_named else type(owner)).__module__)
+
+
+def _there(owner: Any, names: Iterable[str]) -> Iterator[str]:
+    """Yield those names that a library's object has as attributes."""
+    for name in names:
+        with suppress(Exception):
+            getattr(owner, name)
+            yield name
 
 
 def _name(owner: Any) -> str:

@@ -143,6 +143,7 @@ def arithmetic_in_words() -> str:
     precisions = {name: one.fp32_precision for name, one in switches.items()}
     said = [f"{name} in {kind}" for name, kind in precisions.items() if kind in ("bf16", "tf32")]
     said += [] if onednn.enabled else ["without oneDNN"]
+    said += [] if torch._C._get_nnpack_enabled() else ["without NNPACK"]
     said += ["denormal numbers as 0"] if flushes_denormals() else []
     # The switch is named after another device, but the CPU obeys it as well.
     said += [] if backends.cuda.flash_sdp_enabled() else ["attention without flash kernels"]

@@ -39,9 +39,10 @@ from unisono.programs.carry import Known
 from unisono.programs.frames import KeptFrame, frame_of, kept_frame
 from unisono.programs.generators import OwnGenerators
 from unisono.programs.hashes import hashed
-from unisono.programs.holders import SETTINGS_OF_PROCESS, Holder
+from unisono.programs.holders import SETTINGS, Holder
 from unisono.programs.live import frames_of_loop
 from unisono.programs.rehearsal import Dependence, Rehearsal, Seen, difference, is_same
+from unisono.programs.settings import SETTINGS_OF_PROCESS
 from unisono.programs.unlike import Unlike, as_there, depends_on_unlike, values_unlike
 from unisono.programs.walk import Walk, is_of_a_library, is_of_program, programs_own
 from unisono.runtime.device import generator_states, set_generator_states
@@ -222,7 +223,9 @@ class Rehearsals:
 
     def _take_out_of_body(self, before: Account) -> None:
         changes = self._take_out(before)
-        paths = [path for each in changes for path in each.numbers()]
+        # Engines register hooks, which torch numbers.
+        of_program = (each for each in changes if each.holder.kind is not SETTINGS)
+        paths = [path for each in of_program for path in each.numbers()]
         if paths:
             self._run.say_once(OF_BODY_LINE.format(paths[0]))
 
