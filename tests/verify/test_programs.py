@@ -93,12 +93,19 @@ def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
     assert found[0] == (mistake.check, "wrong")
 
 
+COUNTED_IN_A_FILE = """\
+    with __import__("pathlib").Path(f"calls {__import__('os').getpid()}").open("a") as file:
+        file.write("x")
+        calls = file.tell()
+"""
+
+
 @slow
 def test_state_that_a_worker_keeps_for_itself_is_found_in_a_program_of_ours(tmp_path: Path) -> None:
     source = (PROGRAMS / "trained_with_unisono.py").read_text()
-    source = source.replace(
-        "    x, y = batch\n", "    x, y = batch\n    torch.calls = getattr(torch, 'calls', 0) + 1\n"
-    ).replace("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) * (torch.calls // 4)")
+    source = source.replace("    x, y = batch\n", f"    x, y = batch\n{COUNTED_IN_A_FILE}").replace(
+        "F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) * (calls // 4)"
+    )
     (tmp_path / "train.py").write_text(source)
     verdict = verify(Program("script", "train.py", (), tmp_path), 3, Limits(), os.environ, print)
     assert verdict.world_sizes == (1, 2, 3)

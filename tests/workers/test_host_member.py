@@ -44,6 +44,7 @@ def test_a_worker_that_has_given_up_does_not_say_that_its_loop_has_ended(
     sent, published = [], []
     monkeypatch.setattr(LauncherLink, "notify", lambda self, message: sent.append(message))
     one: Any = object.__new__(HostMember)
+    one.control = SimpleNamespace(has_lost=False)
     one._store_request, one._await_launchers = nullcontext, lost
     one._publish_outcome = published.append
     with pytest.raises(PeerLostError):
