@@ -193,3 +193,49 @@ class Enters(Callback):
 
 t = trainer(net(), callbacks=[Enters()])
 fit(t)
+
+
+# %% a_strategy_that_a_loss_sets: REFUSED
+# says: `torch.backends.opt_einsum.strategy` carries over from one shard to the next
+import torch.backends.opt_einsum
+
+
+def in_turns(m, b):
+    einsum = torch.backends.opt_einsum
+    einsum.strategy = "greedy" if einsum.strategy != "greedy" else "optimal"
+    return loss(m, b) * len(einsum.strategy)
+
+
+t = trainer(net(), in_turns)
+fit(t)
+
+
+# %% a_precision_that_rows_set_and_put_back: SAME
+import decimal
+
+
+class Thirds(Rows):
+    def change(self, row, index):
+        with decimal.localcontext() as context, np.errstate(divide="ignore"):
+            context.prec = 3 + index % 2
+            return row * float(decimal.Decimal(1) / 3)
+
+
+t = trainer(net())
+fit(t, Thirds())
+
+
+# %% a_precision_that_rows_leave_behind: REFUSED
+# says: a sample must depend on its index
+import decimal
+
+
+class Thirds(Rows):
+    def change(self, row, index):
+        third = float(decimal.Decimal(1) / 3)
+        decimal.getcontext().prec = 3 + index % 3
+        return row * third
+
+
+t = trainer(net())
+fit(t, Thirds())
