@@ -8,6 +8,7 @@ import gc
 import random
 import socket
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -74,6 +75,21 @@ def test_settings_are_found_by_convention(owner, name, path, other) -> None:
     finally:
         setting.put(was)
     assert holders.SETTINGS.read({found: setting}, {name})[1] == (was,)
+
+
+def test_what_two_functions_turn_on_and_off_is_one_setting() -> None:
+    library, is_on = types.ModuleType("library"), [True]
+    library.enable_caching = lambda: is_on.__setitem__(0, True)
+    library.disable_caching = lambda: is_on.__setitem__(0, False)
+    library.is_caching_enabled = lambda: is_on[0]
+    library.set = library.is_enabled = lambda: None
+    names = [*vars(library)]
+    found = dict(settings_of(library, [name for name in names if name[:2] != "__"]))
+    (setting,) = found.values()
+    assert [*found] == ["library.is_caching_enabled()"]
+    for value in (False, True):
+        setting.put(value)
+        assert is_on == [value]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_who_waits_for_one_that_left_is_told(control_of, how):
         assert isinstance(error, PeerLostError)
         assert error.rank == 2
         assert "last seen in step 41" in str(error)
+    assert control.has_lost
 
 
 @pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED, Departure.LOST])

@@ -342,12 +342,12 @@ def _put_added(owner: Any, names: Any, content: Content) -> None:
 
 
 def _read_computed(owner: Any, names: Any) -> Content:
-    """Read attributes of a library's object, which may compute them, if they are plain values."""
+    """Read attributes of a library's object, without those that are created at each reading."""
     found = {}
     for name in names:
         with suppress(Exception):
             value = getattr(owner, name)
-            if is_plain(value):
+            if is_plain(value) or getattr(owner, name) is value:
                 found[name] = value
     return tuple(found), tuple(found.values())
 

@@ -60,15 +60,18 @@ def names_in(code: CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def names_set_by(code: CodeType) -> frozenset[str]:
-    """Return the names of attributes that code, including inner functions, may set or delete."""
-    if "setattr" in code.co_names or "delattr" in code.co_names:
-        return names_in(code)
+    """Return the names of attributes that code, including inner functions, may set or delete.
+
+    Includes strings, as in `setattr(settings, "rate", 1.0)`.
+    """
     found, raw, more = set[str](), code.co_code, 0
     for at in range(0, len(raw), 2):
         number = raw[at + 1] | more << 8
         more = number if raw[at] == dis.EXTENDED_ARG else 0
         if raw[at] in _SETS:
             found.add(code.co_names[number])
+    if not {"setattr", "delattr"}.isdisjoint(code.co_names):
+        found |= {one for one in code.co_consts if isinstance(one, str) and one.isidentifier()}
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return frozenset(found.union(*map(names_set_by, inner)))
 

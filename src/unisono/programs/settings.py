@@ -12,9 +12,9 @@ import decimal
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -45,25 +45,28 @@ def settings_of(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Setting
     """Yield the settings that those functions of a module or class set whose names are given."""
     path = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__qualname__
     for name in names:
-        if not name.startswith(_BEGINNINGS) or not callable(getattr(owner, name, None)):
+        begins = next((one for one in _BEGINNINGS if name.startswith(one) and name != "set"), "")
+        if not begins or not callable(getattr(owner, name, None)):
             continue
-        word = name.removeprefix(next(one for one in _BEGINNINGS if name.startswith(one)))
-        word = word.removeprefix("_")
+        word = name.removeprefix(begins).removeprefix("_")
         if word in _OF_RUNS:
             continue
         reader = next((one for one in _readers(word) if _takes_nothing(owner, one)), None)
-        if reader is not None:
-            put = partial(_put, owner, name if word else "", reader)
-            words = (name,) if word else ("enable", "disable")
+        both = [name.replace(begins, one, 1) for one in ("enable", "disable")]
+        is_pair = begins != "set" and all(_takes_nothing(owner, one) for one in both)
+        if reader is not None and (word or is_pair):
+            put = partial(_put, owner, both if is_pair else [name], reader)
+            words = tuple(both) if is_pair else (name,)
             yield f"{path}.{reader}()", Setting(words, getattr(owner, reader), put)
 
 
-def _readers(word: str) -> Iterator[str]:
+def _readers(word: str) -> Sequence[str]:
     if not word:
-        yield from ("is_enabled", "isenabled")
-        return
-    yield from (f"get_{word}", f"get{word}", f"is_{word}", f"is_{word}_enabled")
-    yield from (f"{word}_enabled", word)
+        return ("is_enabled", "isenabled")
+    return (
+        *(f"get_{word}", f"get{word}", f"is_{word}"),
+        *(f"is_{word}_enabled", f"{word}_enabled", f"are_{word}_enabled"),
+    )
 
 
 def _takes_nothing(owner: Any, name: str) -> bool:
@@ -83,19 +86,22 @@ def _takes_nothing(owner: Any, name: str) -> bool:
         return True
 
 
-def _put(owner: Any, name: str, reader: str, value: Any) -> None:
-    """Set what a function has returned, and check that it returns the same."""
-    now = getattr(owner, reader)()
-    if not name:
-        getattr(owner, "enable" if value else "disable")()
+def _put(owner: Any, names: Sequence[str], reader: str, value: Any) -> None:
+    """Set what a function has returned, and check that it returns the same.
+
+    `names`: the function that sets it, or those that turn it on and off.
+    """
+    now, put = getattr(owner, reader)(), getattr(owner, names[0])
+    if len(names) > 1:
+        (put if value else getattr(owner, names[1]))()
     elif isinstance(now, dict):
-        getattr(owner, name)(**dict(value))
+        put(**dict(value))
     elif isinstance(now, tuple):
-        getattr(owner, name)(*value)
+        put(*value)
     else:
-        getattr(owner, name)(value)
+        put(value)
     if frozen(getattr(owner, reader)()) != value:
-        raise RuntimeError(f"`{name or 'enable'}` has not set {value!r}")
+        raise RuntimeError(f"`{names[0]}` has not set {value!r}")
 
 
 def frozen(value: Any) -> Any:
@@ -156,11 +162,11 @@ SETTINGS_OF_PROCESS: dict[str, Setting] = {
 """Settings by how a program reads them; those of other modules are added when they are found."""
 
 
-@lru_cache(maxsize=4096)
-def note_settings(owner: Any, name: str) -> None:
-    """Add the setting that a library's function sets, if it follows one of the conventions."""
-    for path, setting in settings_of(owner, [name]):
-        SETTINGS_OF_PROCESS.setdefault(path, setting)
+def note_settings(owner: Any, names: Iterable[str]) -> None:
+    """Add the settings that a library's functions set, if they follow one of the conventions."""
+    for path, setting in settings_of(owner, [one for one in names if one.startswith(_BEGINNINGS)]):
+        if path not in SETTINGS_OF_PROCESS:
+            SETTINGS_OF_PROCESS[path] = setting
 
 
 def read_settings(owner: Mapping[str, Setting], names: Any) -> tuple[Any, ...]:

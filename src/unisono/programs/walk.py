@@ -385,39 +385,41 @@ class Walk:
     ) -> None:
         """Record what is reached only by name in libraries: in modules, classes and objects."""
         imported = {n: sys.modules[n] for n in names & sys.modules.keys()}  # within a function
-        waiting, seen = [(space, False), (imported, False)], set[int]()
+        waiting: list[tuple[str, Mapping[str, Any]]] = [("", space), ("", imported)]
+        seen = set[int]()
         while waiting:
-            space, is_of_library = waiting.pop()
+            path, space = waiting.pop()
             for name in sorted(names & space.keys()):
                 owner = space[name]
-                module, kind = _module_of(owner), type(owner)
-                if id(owner) in seen or not is_of_a_library(module) or module[:7] == "unisono":
+                module = _module_of(owner)
+                is_ours = module.startswith("unisono")
+                if id(owner) in seen or is_ours or not is_of_a_library(module):
                     continue
                 if isinstance(owner, (types.ModuleType, type)):
                     seen.add(id(owner))
                     self._note_space(owner, names, names_set)
-                    waiting.append((vars(owner), True))
+                    waiting.append((_name(owner), vars(owner)))
                 elif callable(owner) and module in sys.modules:
-                    note_settings(sys.modules[module], name)
-                elif is_of_library and kind not in _LEAVES | _PLAIN_CONTAINERS:
-                    self._hold_by_name(h.COMPUTED, owner, _there(owner, names_set))
+                    note_settings(sys.modules[module], [name])
+                elif path and type(owner) not in _LEAVES | _PLAIN_CONTAINERS:
+                    there = _there(owner, names_set)
+                    self._hold_by_name(f"{path}.{name}", h.COMPUTED, owner, there)
 
     def _note_space(self, owner: Any, names: set[str], names_set: Collection[str]) -> None:
         """Record the names in a module or a class of a library, and the settings among them."""
-        there = names & vars(owner).keys()
-        for each in there:
-            note_settings(owner, each)
+        path, there = _name(owner), names & vars(owner).keys()
+        note_settings(owner, there)
         if isinstance(owner, types.ModuleType) and owner is not builtins:
             names = there  # some modules create attributes on first access
-        self._hold_by_name(h.PATCHED, owner, names.difference(names_set))
-        self._hold_by_name(h.ADDED, owner, names_set)
+        read = (name for name in names.difference(names_set) if name[:2] != "__")
+        self._hold_by_name(path, h.PATCHED, owner, read)
+        self._hold_by_name(path, h.ADDED, owner, set(names_set) - _OF_CLASSES)
         if isinstance(owner, types.ModuleType) and type(owner) is not types.ModuleType:
             computed = (name for name in names_set if name not in vars(owner))
-            self._hold_by_name(h.COMPUTED, owner, _there(owner, computed))
+            self._hold_by_name(path, h.COMPUTED, owner, _there(owner, computed))
 
-    def _hold_by_name(self, kind: h.Kind, owner: Any, names: Iterable[str]) -> None:
-        path = _name(owner) if isinstance(owner, (types.ModuleType, type)) else _name(type(owner))
-        there = {name: f"{path}.{name}" for name in names if name[:2] != "__"}
+    def _hold_by_name(self, path: str, kind: h.Kind, owner: Any, names: Iterable[str]) -> None:
+        there = {name: f"{path}.{name}" for name in names}
         known = self._by_name.get((kind.name, id(owner)))
         if known is None and there:
             known = self._by_name[kind.name, id(owner)] = {}

@@ -61,8 +61,9 @@ class Sets(Callback):
             json.encoder.FLOAT_REPR = 3.0
             torch.Tensor.scaled = scaled
             torch.nn.Module.rate_of_ours = 4.0
+            torch.nn.Linear.__str__ = lambda self: "short"
         told = getattr(math, "tau_of_ours", 1.0) + getattr(json.encoder, "FLOAT_REPR", 1.0)
-        told += getattr(torch.nn.Module, "rate_of_ours", 1.0)
+        told += getattr(torch.nn.Module, "rate_of_ours", 1.0) + len(str(nn.Linear(1, 1))) / 10
         if hasattr(torch.Tensor, "scaled"):
             told *= torch.ones(()).scaled().item()
         fit.optimizer.param_groups[0]["lr"] = 0.01 * told
